@@ -32,12 +32,13 @@ from sweeperd.ops.endpoints import (
     TrialDocument,
 )
 from sweeperd.ops.health import ENDPOINT_STATES
+from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
-from sweeperd.outbox.attempts import RecordedAttempt, read_attempts
+from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, rfc3339
+from sweeperd.text import rfc3339
 
 #: The colour of each result of an attempt.
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
@@ -255,34 +256,33 @@ def attempts(run: Run, name: str, limit: int) -> None:
     """
     endpoint_of(run.settings, name)
     every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit)) for each in found]
-    newest = sorted(every, key=lambda each: each.attempt.at_ms, reverse=True)[:limit]
+    by_time = sorted(every, key=lambda each: each.attempt.at_ms, reverse=True)
+    newest = [AttemptDocument.model_validate(each) for each in by_time[:limit]]
     columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
     run.table(
         columns,
         map(_attempt_cells, newest),
-        lambda: AttemptsDocument.model_validate({"endpoint": name, "attempts": newest, "down": run.down}),
+        lambda: AttemptsDocument(endpoint=name, attempts=newest, down=run.down),
     )
 
 
-def attempt_text(recorded: RecordedAttempt) -> Cell:
-    attempt = recorded.attempt
+def attempt_text(attempt: AttemptDocument) -> Cell:
     batch = f", in a batch of {attempt.events}" if attempt.events > 1 else ""
     number = f"{attempt.hand_over}.{attempt.attempt}"
-    text = f"{number} to {recorded.endpoint}: {attempt.reason} after {attempt.milliseconds} ms{batch}"
+    text = f"{number} to {attempt.endpoint}: {attempt.reason} after {attempt.milliseconds} ms{batch}"
     return Cell(text, STYLES.get(attempt.result, ""))
 
 
-def _attempt_cells(recorded: RecordedAttempt) -> list[object]:
-    attempt = recorded.attempt
+def _attempt_cells(attempt: AttemptDocument) -> list[object]:
     return [
-        timestamp(attempt.at_ms),
-        recorded.shard,
+        timestamp(attempt.at),
+        attempt.shard,
         Cell(attempt.reason, STYLES.get(attempt.result, "")),
         attempt.milliseconds,
         f"{attempt.hand_over}.{attempt.attempt}",
         attempt.events,
         attempt.event_id,
-        decode(attempt.reservation),
+        attempt.reservation_id,
         attempt.replica,
         attempt.answer,
     ]

@@ -8,9 +8,8 @@ from sweeperd.cli.endpoints import attempt_text
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.shards import Run, check_name, on_shards
-from sweeperd.ops.search import Batch, Sent, ShowDocument, find_sent, is_sent_id
-from sweeperd.ops.show import Event, EventDelivery, Fate, Inspection, inspect_all
-from sweeperd.outbox.event import event_id
+from sweeperd.ops.search import BatchDocument, Sent, ShowDocument, find_sent, is_sent_id
+from sweeperd.ops.show import EventDelivery, EventDocument, Fate, Inspection, inspect_all
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.text import decode, span
@@ -69,7 +68,7 @@ def _show(output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Seque
     for shard, each in sent:
         rows += [row for inspection in each.entries for row in _rows(shard, inspection)]
         rows += [row for event in each.events for row in _event_rows(f"event on {shard.name}", event)]
-        rows += [row for batch in each.batches for row in _batch_rows(shard, batch)]
+        rows += [row for batch in each.batches for row in _batch_rows(batch)]
     if not output.terminal:
         output.table(("section", "name", "value"), rows)
         return
@@ -88,7 +87,7 @@ def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
     if inspection.type != "hash":
         yield about, "type", Cell(inspection.type, "red")
     for name, value in inspection.fields.items():
-        yield about, decode(name), _value(name, value)
+        yield about, decode(name), _value(decode(name), decode(value))
     if inspection.ttl_ms is not None:
         yield about, "(goes away in)", span(inspection.ttl_ms / 1000)
     yield about, "(in the index)", "no" if inspection.score is None else _time(inspection.score)
@@ -114,32 +113,32 @@ def _event(section: str, inspection: Inspection) -> Iterator[DetailRow]:
     yield from _event_rows(section, inspection.event)
 
 
-def _event_rows(section: str, event: Event) -> Iterator[DetailRow]:
+def _event_rows(section: str, event: EventDocument) -> Iterator[DetailRow]:
     yield section, "webhook-id", event.webhook_id
-    yield section, "stream id", decode(event.id)
+    yield section, "stream id", event.stream_id
     for name, value in event.fields.items():
-        yield section, decode(name), _value(name, value)
+        yield section, name, _value(name, value)
     for delivery in event.deliveries:
         yield (
             section.replace("event", "deliveries"),
             delivery.endpoint,
             Cell(_delivery(delivery), _FATES.get(delivery.fate, "")),
         )
-    for recorded in event.attempts:
-        yield section.replace("event", "attempts"), timestamp(recorded.attempt.at_ms), attempt_text(recorded)
+    for attempt in event.attempts:
+        yield section.replace("event", "attempts"), timestamp(attempt.at), attempt_text(attempt)
 
 
-def _batch_rows(shard: Shard, batch: Batch) -> Iterator[DetailRow]:
-    section = f"batch on {shard.name}"
+def _batch_rows(batch: BatchDocument) -> Iterator[DetailRow]:
+    section = f"batch on {batch.shard}"
     yield section, "webhook-id", batch.webhook_id
     yield section, "endpoint", batch.endpoint
     yield section, "events", batch.count
     if not batch.exact:
         yield section, "(not certain)", "the events that the endpoint asks for, between the first and the last event"
-    for entry, fields in batch.events:
-        yield section, decode(entry), f"{event_id(shard.origin, fields)} {decode(fields.get(b'id', b''))}".rstrip()
-    for recorded in batch.attempts:
-        yield f"attempts on {shard.name}", timestamp(recorded.attempt.at_ms), attempt_text(recorded)
+    for event in batch.events:
+        yield section, event.stream_id, f"{event.event_id} {event.id}".rstrip()
+    for attempt in batch.attempts:
+        yield f"attempts on {batch.shard}", timestamp(attempt.at), attempt_text(attempt)
 
 
 def _delivery(delivery: EventDelivery) -> str:
@@ -161,11 +160,11 @@ def _budget(budget: dict[bytes, bytes] | str | None) -> object:
     return " ".join(f"{decode(name)}={decode(value)}" for name, value in (first | budget).items())
 
 
-def _value(name: bytes, value: bytes) -> str:
+def _value(name: str, value: str) -> str:
     """Times as people read them too."""
-    if name.endswith(b"_at") and value.isdigit() and len(value) <= 16:
-        return f"{decode(value)} ({_time(int(value))})"
-    return decode(value)
+    if name.endswith("_at") and value.isascii() and value.isdigit() and len(value) <= 16:
+        return f"{value} ({_time(int(value))})"
+    return value
 
 
 def _time(milliseconds: float) -> str:

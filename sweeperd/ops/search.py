@@ -17,7 +17,6 @@ from sweeperd.ops.health import ShardTrouble, command_line, working_on
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAsideDocument
 from sweeperd.ops.show import (
     AttemptDocument,
-    Event,
     EventDocument,
     Fate,
     Fields,
@@ -51,22 +50,6 @@ ROWS, PATIENCE = 50, 5.0
 _WEBHOOK_ID, _STREAM_ID = re.compile("(evt|batch)_[0-9a-f]{32}"), re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A request with several events, as an attempt recorded the request."""
-
-    webhook_id: str
-    endpoint: str
-    #: How many events the request had.
-    count: int
-    #: The events, with the stream ids; at most MEMBERS.
-    events: tuple[StreamRow, ...]
-    #: Whether these are the events of the request. False: the events between the first and the last event.
-    exact: bool
-    #: The newest first.
-    attempts: tuple[RecordedAttempt, ...]
-
-
 class LookBackDocument(Document):
     """How far a search of a stream went back. `before`: how the next list goes on; empty if there is no more."""
 
@@ -81,98 +64,6 @@ class LookBackDocument(Document):
         back_to = None if oldest is None else streams.milliseconds(oldest)
         before = "" if complete or oldest is None else decode(oldest)
         return cls(read=read, back_to=back_to, complete=complete, before=before)
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What one shard knows of a webhook id."""
-
-    entries: tuple[Inspection, ...]
-    #: Events that are of no entry, or of a kind that is not configured.
-    events: tuple[Event, ...]
-    batches: tuple[Batch, ...]
-    looked: LookBackDocument
-
-
-def is_sent_id(text: str) -> bool:
-    """Whether the text has the form of an id for `find_sent`."""
-    return bool(_WEBHOOK_ID.fullmatch(text) or _STREAM_ID.fullmatch(text))
-
-
-def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
-    """
-    Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
-    event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
-    """
-    looked, batches = LookBackDocument.of(), tuple[Batch, ...]()
-    if _WEBHOOK_ID.fullmatch(text):
-        rows, batches, read = _recorded(settings, shard, text)
-        if not rows and text.startswith("evt_"):
-            left = SEARCH - read
-            rows, looked = search(
-                shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1, left
-            )
-    else:
-        (rows,) = streams.exactly(shard.client, shard.keys.events, [text])
-    entries, events = list[Inspection](), list[Event]()
-    for row in rows:
-        kind = kinds_of(settings, shard).get(kind_of_event(row[1])) if is_expiry(row[1]) else None
-        inspection = inspect(settings, shard, kind, row[1].get(b"id", b""), row) if kind else None
-        if inspection:
-            entries.append(inspection)
-        else:
-            events.append(read_event(settings, shard, row))
-    return Sent(tuple(entries), tuple(events), batches, looked)
-
-
-def search(
-    shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, limit: int = SEARCH, before: str = ""
-) -> tuple[list[StreamRow], LookBackDocument]:
-    """
-    The newest entries of a stream that are `wanted`, at most `most`, the newest first; `before`: only older entries
-    than this stream id. At most `limit` entries are read. Raises redis.RedisError.
-    """
-    found, read, oldest = list[StreamRow](), 0, None
-    last = streams.after(before.encode()) if before else streams.LAST
-    for oldest, fields in islice(streams.read(shard, key, last=last, backwards=True, page=PAGE), limit):
-        read += 1
-        if wanted(fields):
-            found.append((oldest, fields))
-            if len(found) == most:
-                break
-    older = oldest is not None and shard.client.xrevrange(key, streams.after(oldest), count=1)
-    return found, LookBackDocument.of(read, oldest, complete=not older)
-
-
-def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[Batch, ...], int]:
-    """
-    What the recorded attempts know of a webhook id: the event, if it was sent first or alone, or the batch at each
-    endpoint that got the batch; and how many attempts were read.
-    """
-    recorded, read = attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
-    if text.startswith("batch_"):
-        return [], tuple(_at_endpoints(settings, shard, text, recorded)), read
-    places = {each.attempt.first for each in recorded if each.attempt.event_id == text}
-    return [row for found in streams.exactly(shard.client, shard.keys.events, places) for row in found], (), read
-
-
-def _at_endpoints(
-    settings: Settings, shard: Shard, webhook_id: str, recorded: Sequence[RecordedAttempt]
-) -> Iterator[Batch]:
-    filters = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
-    for name in dict.fromkeys(each.endpoint for each in recorded):
-        attempts = tuple(each for each in recorded if each.endpoint == name)
-        batch = attempts[0].attempt
-        between = islice(streams.read(shard, shard.keys.events, batch.first, batch.last), SEARCH - ATTEMPTS)
-        rows = list(islice((row for row in between if filters[name].matches(row[1])), MEMBERS))
-        hashed = hashlib.sha256(",".join(event_id(shard.origin, fields) for _, fields in rows).encode()).hexdigest()
-        yield Batch(webhook_id, name, batch.events, tuple(rows), webhook_id == f"batch_{hashed[:32]}", attempts)
-
-
-class LooseEvent(EventDocument):
-    """An event that is of no entry: about the sweep or about deliveries, or of a kind that is not configured."""
-
-    shard: str
 
 
 class MemberDocument(Document):
@@ -217,9 +108,105 @@ class BatchDocument(Document):
     )
     attempts: list[AttemptDocument] = Field(description="The newest first.")
 
-    @classmethod
-    def of(cls, shard: Shard, batch: Batch) -> "BatchDocument":
-        return cls.made_of(batch, shard=shard.name, events=[MemberDocument.of(shard, row) for row in batch.events])
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What one shard knows of a webhook id."""
+
+    entries: tuple[Inspection, ...]
+    #: Events that are of no entry, or of a kind that is not configured.
+    events: tuple[EventDocument, ...]
+    batches: tuple[BatchDocument, ...]
+    looked: LookBackDocument
+
+
+def is_sent_id(text: str) -> bool:
+    """Whether the text has the form of an id for `find_sent`."""
+    return bool(_WEBHOOK_ID.fullmatch(text) or _STREAM_ID.fullmatch(text))
+
+
+def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
+    """
+    Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
+    event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
+    """
+    looked, batches = LookBackDocument.of(), tuple[BatchDocument, ...]()
+    if _WEBHOOK_ID.fullmatch(text):
+        rows, batches, read = _recorded(settings, shard, text)
+        if not rows and text.startswith("evt_"):
+            left = SEARCH - read
+            rows, looked = search(
+                shard, shard.keys.events, lambda fields: event_id(shard.origin, fields) == text, 1, left
+            )
+    else:
+        (rows,) = streams.exactly(shard.client, shard.keys.events, [text])
+    entries, events = list[Inspection](), list[EventDocument]()
+    for row in rows:
+        kind = kinds_of(settings, shard).get(kind_of_event(row[1])) if is_expiry(row[1]) else None
+        inspection = inspect(settings, shard, kind, row[1].get(b"id", b""), row) if kind else None
+        if inspection:
+            entries.append(inspection)
+        else:
+            events.append(read_event(settings, shard, row))
+    return Sent(tuple(entries), tuple(events), batches, looked)
+
+
+def search(
+    shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, limit: int = SEARCH, before: str = ""
+) -> tuple[list[StreamRow], LookBackDocument]:
+    """
+    The newest entries of a stream that are `wanted`, at most `most`, the newest first; `before`: only older entries
+    than this stream id. At most `limit` entries are read. Raises redis.RedisError.
+    """
+    found, read, oldest = list[StreamRow](), 0, None
+    last = streams.after(before.encode()) if before else streams.LAST
+    for oldest, fields in islice(streams.read(shard, key, last=last, backwards=True, page=PAGE), limit):
+        read += 1
+        if wanted(fields):
+            found.append((oldest, fields))
+            if len(found) == most:
+                break
+    older = oldest is not None and shard.client.xrevrange(key, streams.after(oldest), count=1)
+    return found, LookBackDocument.of(read, oldest, complete=not older)
+
+
+def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[BatchDocument, ...], int]:
+    """
+    What the recorded attempts know of a webhook id: the event, if it was sent first or alone, or the batch at each
+    endpoint that got the batch; and how many attempts were read.
+    """
+    recorded, read = attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
+    if text.startswith("batch_"):
+        return [], tuple(_at_endpoints(settings, shard, text, recorded)), read
+    places = {each.attempt.first for each in recorded if each.attempt.event_id == text}
+    return [row for found in streams.exactly(shard.client, shard.keys.events, places) for row in found], (), read
+
+
+def _at_endpoints(
+    settings: Settings, shard: Shard, webhook_id: str, recorded: Sequence[RecordedAttempt]
+) -> Iterator[BatchDocument]:
+    filters = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
+    for name in dict.fromkeys(each.endpoint for each in recorded):
+        attempts = [each for each in recorded if each.endpoint == name]
+        batch = attempts[0].attempt
+        between = islice(streams.read(shard, shard.keys.events, batch.first, batch.last), SEARCH - ATTEMPTS)
+        rows = list(islice((row for row in between if filters[name].matches(row[1])), MEMBERS))
+        hashed = hashlib.sha256(",".join(event_id(shard.origin, fields) for _, fields in rows).encode()).hexdigest()
+        yield BatchDocument(
+            shard=shard.name,
+            webhook_id=webhook_id,
+            endpoint=name,
+            count=batch.events,
+            events=[MemberDocument.of(shard, row) for row in rows],
+            exact=webhook_id == f"batch_{hashed[:32]}",
+            attempts=list(map(AttemptDocument.model_validate, attempts)),
+        )
+
+
+class LooseEvent(EventDocument):
+    """An event that is of no entry: about the sweep or about deliveries, or of a kind that is not configured."""
+
+    shard: str
 
 
 class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
@@ -236,7 +223,7 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
     ) -> "ShowDocument":
         """`down`: the shards that could not be read."""
         events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
-        batches = [BatchDocument.of(shard, batch) for shard, known in sent for batch in known.batches]
+        batches = [batch for _, known in sent for batch in known.batches]
         return cls(
             shards=[InspectionDocument.of(*each) for each in _inspections(entries, sent)],
             events=events,
@@ -319,7 +306,7 @@ class EntryPages:
             for entry in meant
             if not asked.get("before") and _is_known(shard, kind, entry)
         ]
-        rows, batches, read, looked = list[StreamRow](), tuple[Batch, ...](), 0, LookBackDocument.of()
+        rows, batches, read, looked = list[StreamRow](), tuple[BatchDocument, ...](), 0, LookBackDocument.of()
         is_event = text.startswith("evt_") and is_sent_id(text)
         if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
             rows, batches, read = _recorded(self._settings, shard, text)
@@ -332,7 +319,7 @@ class EntryPages:
             rows, looked = search(shard, shard.keys.events, wanted, ROWS, SEARCH - read, asked.get("before", ""))
         return {
             "entries": entries,
-            "batches": [BatchDocument.of(shard, batch).as_json() for batch in batches],
+            "batches": [batch.as_json() for batch in batches],
             "rows": [MemberDocument.of(shard, row).as_json() for row in rows],
             "looked": looked.as_json(),
         }

@@ -11,7 +11,7 @@ from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchem
 
 from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
-from sweeperd.outbox.attempts import Attempt, RecordedAttempt, attempts_with, read_attempts
+from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts
 from sweeperd.outbox.event import event_id
 from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.stream import WAITING
@@ -153,17 +153,46 @@ class EventDelivery:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
-    """The event of an expiry in the stream, and the deliveries."""
+class AttemptDocument(Document):
+    """A recorded attempt to deliver."""
 
-    id: bytes
-    #: The `webhook-id`, by which receivers know the event.
+    # A field without an alias is read from the attempt inside the RecordedAttempt.
+    model_config = ConfigDict(
+        alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("attempt", name)),
+    )
+
+    at: Moment = Field(validation_alias=AliasPath("attempt", "at_ms"))
+    shard: str = Field(validation_alias="shard")
+    endpoint: str = Field(validation_alias="endpoint")
+    result: Annotated[str, WithJsonSchema({"enum": ["delivered", "rejected", "failed"]})]
+    reason: str = Field(description="The status, or why there was no response.")
+    milliseconds: Count
+    hand_over: Count = Field(description="Which hand-over of the first event it was, from 1.")
+    attempt: Count = Field(description="Which attempt within the hand-over, from 1.")
+    events: Count = Field(description="How many events the request had.")
+    event_id: str = Field(description="Of the first event.")
+    reservation_id: Text = Field(
+        validation_alias=AliasPath("attempt", "reservation"),
+        description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
+    )
+    webhook_id: str = Field(description="Of the request: of a batch not the id of an event.")
+    first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
+    last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
+    replica: str = Field(description="Host, process id and a random part of the daemon.")
+    answer: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 256})] = Field(
+        description="The beginning of the response's body; secrets are hidden."
+    )
+
+
+class EventDocument(Document):
     webhook_id: str
-    fields: Fields
-    deliveries: tuple[EventDelivery, ...]
-    #: The recorded attempts to deliver the event, the newest first.
-    attempts: tuple[RecordedAttempt, ...]
+    stream_id: Text
+    fields: dict[Text, Text]
+    deliveries: list[EventDelivery]
+    attempts: list[AttemptDocument] = Field(
+        description="The recorded attempts to deliver it, the newest first. A batch is among them if the event lies "
+        "between its first and its last."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +215,7 @@ class Inspection:
     #: Scope -> budget, in the order of the reservation's scopes; None if there is no such budget.
     budgets: dict[bytes, Fields | str | None]
     #: None if the entry has not expired, or if the event is no longer in the stream.
-    event: Event | None
+    event: EventDocument | None
     #: The decision of a sweep now.
     explanation: Explanation
 
@@ -281,12 +310,13 @@ def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamR
     return None
 
 
-def read_event(settings: Settings, shard: Shard, row: StreamRow) -> Event:
+def read_event(settings: Settings, shard: Shard, row: StreamRow) -> EventDocument:
     """The event of this row, with its deliveries. Raises redis.RedisError."""
     entry, fields = row
-    deliveries = tuple(_deliveries(settings, shard, entry, fields))
+    deliveries = list(_deliveries(settings, shard, entry, fields))
     attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
-    return Event(entry, event_id(shard.origin, fields), fields, deliveries, tuple(attempts))
+    values = {"stream_id": entry, "fields": fields, "deliveries": deliveries, "attempts": attempts}
+    return EventDocument.model_validate({"webhook_id": event_id(shard.origin, fields), **values})
 
 
 def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) -> Iterator[StreamRow]:
@@ -333,48 +363,6 @@ def _groups(shard: Shard) -> dict[str, bytes]:
     groups = streams.groups(shard.client, shard.keys.events)
     names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
     return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}
-
-
-class AttemptDocument(Document):
-    """A recorded attempt to deliver."""
-
-    # A field without an alias is read from the attempt inside the RecordedAttempt.
-    model_config = ConfigDict(
-        alias_generator=AliasGenerator(validation_alias=lambda name: AliasPath("attempt", name)),
-    )
-
-    at: Moment = Field(validation_alias=AliasPath("attempt", "at_ms"))
-    shard: str = Field(validation_alias="shard")
-    endpoint: str = Field(validation_alias="endpoint")
-    result: Annotated[str, WithJsonSchema({"enum": ["delivered", "rejected", "failed"]})]
-    reason: str = Field(description="The status, or why there was no response.")
-    milliseconds: Count
-    hand_over: Count = Field(description="Which hand-over of the first event it was, from 1.")
-    attempt: Count = Field(description="Which attempt within the hand-over, from 1.")
-    events: Count = Field(description="How many events the request had.")
-    event_id: str = Field(description="Of the first event.")
-    reservation_id: Text = Field(
-        validation_alias=AliasPath("attempt", "reservation"),
-        description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
-    )
-    webhook_id: str = Field(description="Of the request: of a batch not the id of an event.")
-    first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
-    last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
-    replica: str = Field(description="Host, process id and a random part of the daemon.")
-    answer: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 256})] = Field(
-        description="The beginning of the response's body; secrets are hidden."
-    )
-
-
-class EventDocument(Document):
-    webhook_id: str
-    stream_id: Text = Field(validation_alias="id")
-    fields: dict[Text, Text]
-    deliveries: list[EventDelivery]
-    attempts: list[AttemptDocument] = Field(
-        description="The recorded attempts to deliver it, the newest first. A batch is among them if the event lies "
-        "between its first and its last."
-    )
 
 
 class VerdictDocument(Document):

@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -52,6 +53,9 @@ _CONTENT_TYPES = {
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 #: The ASCII character beyond the printable characters, escaped by the standard library, but not by orjson.
 _DELETE = b"\x7f"
+_is_trace_id = re.compile(rb"[0-9a-f]{32}").fullmatch
+#: Whether a text can stand in a header, and ends none.
+_is_token = re.compile("[!-~]+").fullmatch
 
 
 class OutboxEntry(NamedTuple):
@@ -267,8 +271,9 @@ def hash_part(part: bytes) -> bytes:
 
 
 def trace_id(fields: Fields) -> str:
-    """The trace of the sweep that made the event; empty if there is none."""
-    return decode(fields.get(b"trace_id", b""))
+    """The trace of the sweep that made the event; empty if there is none, or if the field is no trace id."""
+    found = fields.get(b"trace_id", b"")
+    return found.decode() if _is_trace_id(found) else ""
 
 
 def _text(fields: Fields, name: bytes) -> str | None:
@@ -345,7 +350,9 @@ def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool)
 def single_request(message: Message, form: Format) -> WebhookRequest:
     """The request with one event as an object."""
     headers = _headers(message.sequence, _CONTENT_TYPES[form, False])
-    headers |= {"X-Cycles-Event-Id": message.event_id, "X-Cycles-Event-Type": message.event_type}
+    headers["X-Cycles-Event-Id"] = message.event_id
+    if _is_token(message.event_type):
+        headers["X-Cycles-Event-Type"] = message.event_type
     if message.trace_id:
         headers["X-Cycles-Trace-Id"] = message.trace_id
     return WebhookRequest(message.event_id, message.body, headers, message.event_id, [message.trace_id])

@@ -155,6 +155,16 @@ def test_an_event_that_can_never_be_encoded_becomes_a_dead_letter(
         settled(delivery)
 
 
+def test_an_odd_event_of_another_program_is_delivered(client: redis.Redis, deliver: Deliver) -> None:
+    """The type and the trace of an event are headers too."""
+    with Receiver() as receiver, deliver(receiver.url) as delivery:
+        for odd in ("a\nb", "\u20ac"):
+            client.xadd(EVENTS, {"id": odd, "type": f"{odd}.expired", "trace_id": odd})
+        eventually(lambda: delivery.attempts("delivered") == 2)
+        assert delivery.attempts("failed") == 0
+    assert {request.event["event_type"] for request in receiver.requests} == {"a\nb.expired", "\u20ac.expired"}
+
+
 def test_retry_after_is_capped_by_max_age(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "99999999"})) as receiver, deliver(receiver.url, max_age="5s"):
         expire(client, "one")

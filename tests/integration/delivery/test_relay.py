@@ -176,7 +176,7 @@ def test_many_events_in_one_call(shard: Shard, client: redis.Redis) -> None:
     taken = [
         entry(1, id=b"r1"),
         entry(2, id=b"r2", tenant=b"other"),
-        entry(3, id=b"r3", scope=b"tenant:acme/xy", trace_id=b"t2"),
+        entry(3, id=b"r3", scope=b"tenant:acme/xy", trace_id=b"2" * 32),
         entry(4, id=b"r4", trace_id=b""),
         entry(5, id=b"r5", tenant=b""),
         entry(6, id=b"r6"),
@@ -189,7 +189,7 @@ def test_many_events_in_one_call(shard: Shard, client: redis.Redis) -> None:
     for number, tenant, subscriptions, trace in (
         (1, "acme", {"whsub_acme", "whsub_all"}, FIELDS[b"trace_id"].decode()),
         (2, "other", {"whsub_other", "whsub_all"}, FIELDS[b"trace_id"].decode()),
-        (3, "acme", {"whsub_acme", "whsub_all", "whsub_scope"}, "t2"),
+        (3, "acme", {"whsub_acme", "whsub_all", "whsub_scope"}, "2" * 32),
         (4, "acme", {"whsub_acme", "whsub_all"}, None),
     ):
         event = events[number]

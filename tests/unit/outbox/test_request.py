@@ -34,6 +34,17 @@ def test_what_an_event_lacks_is_no_header() -> None:
     assert set(request.headers) == {"Content-Type", "X-Cycles-Event-Id", "X-Cycles-Event-Type"}
 
 
+@pytest.mark.parametrize("odd", ["a\r\nX-Other: 1", "a b", "\u20ac", "A" * 32, "a" * 33])
+def test_what_cannot_stand_in_a_header_is_left_out(odd: str) -> None:
+    """Another program may have written the event."""
+    fields = {b"id": b"a", b"type": f"{odd}.expired".encode(), b"trace_id": odd.encode()}
+    request = EventEncoder("default", b"").request([OutboxEntry.of(b"1-1", 1, fields)])
+    sent = {"X-Cycles-Event-Type"} if odd.isalpha() and odd.isascii() else set()
+    assert set(request.headers) == {"Content-Type", "X-Cycles-Event-Id", "X-Sweeperd-Sequence"} | sent
+    event = json.loads(request.body)
+    assert (event["event_type"], "trace_id" in event) == (f"{odd}.expired", False)
+
+
 @pytest.mark.parametrize(
     ("form", "content_type"), [("event", "application/json"), ("cloudevents", "application/cloudevents-batch+json")]
 )

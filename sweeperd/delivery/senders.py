@@ -23,8 +23,10 @@ Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 class Client(Protocol):
     """The way of a request to an endpoint."""
 
-    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
-        """Send the request, with at most so many attempts."""
+    def deliver(
+        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
+    ) -> DeliveryResult:
+        """Send the request, with at most so many attempts; each but the first only if `may_send` says so."""
 
     def await_turn(self) -> bool:
         """Wait until the endpoint may get a request. False: a stop came first."""
@@ -113,10 +115,14 @@ class BatchSender(Sender):
         request = self._encode(entries)
         if len(entries) > 1 and len(request.body) > self._lane.limits.bytes:
             return self._halves(entries, attempts)
-        if not self._client.await_turn() or self._held_back(probe):
+
+        def may_send() -> bool:
+            return self._client.await_turn() and not self._held_back(probe)
+
+        if not may_send():
             return [Settlement(Disposition.RELEASE, entries)]
         successes = self._lane.circuit.successes
-        result = self._client.deliver(request, attempts=attempts)
+        result = self._client.deliver(request, attempts, may_send)
         self._events[result.result].inc(len(entries))
         self._lane.attempts.record(entries, request.event_id, request.webhook_id, result)
         if result.delivered:
@@ -161,7 +167,6 @@ class BatchSender(Sender):
             refused_alone = result.refused and len(entries) == 1
             move = self._lane.circuit.refused if refused_alone else self._lane.circuit.failed
             opened = move(entries[0].id, result.reason, probe=probe)
-            self._lane.obey(result.retry_after)
         if opened:
             log.error("the endpoint fails; its events wait", extra=log_fields)
         if opened or probe or result.gone or result.retry_after:

@@ -57,6 +57,8 @@ AHEAD = 0.02
 SHORTEST_WAIT = 0.005
 #: If tokens are not used for so long, seconds, they lapse.
 LAPSE = 1.0
+#: `Retry-After` mutes the endpoint by Redis's clock, and a reading of that clock may be late by so much, seconds.
+CLOCK_ERROR = 0.1
 
 
 def private_key(secret: str) -> "Ed25519PrivateKey":
@@ -248,22 +250,26 @@ class WebhookClient:
         self._masker = Masker(endpoint)
         self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
-    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
+    def deliver(
+        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
+    ) -> DeliveryResult:
         """
-        Send this request, and retry quickly while a retry may help: `attempts` requests at most. Returns the last
-        result. No retry follows if `Retry-After` is longer than the longest back-off, or if a batch of several events
-        is refused: only a smaller batch can help.
+        Send this request, and retry quickly while a retry may help, and while `may_send` (by default `await_turn`) lets
+        a retry through: `attempts` requests at most. Returns the last result. No retry follows if `Retry-After` is
+        longer than the longest back-off, or if a batch of several events is refused: only a smaller batch can help.
         """
         with tracing.delivery(self._name, request.trace_ids) as span:
             result = self._send(request, span).outcome
             # Most requests need no retry, and tenacity costs a tenth of a request.
             if self._retryable(result) and not (request.events > 1 and result.content_refused):
-                result = self._retry(request, result, attempts or self._attempts, span)
+                result = self._retry(request, result, attempts or self._attempts, may_send or self.await_turn, span)
             if not result.delivered:
                 span.fail(result.reason)
         return result
 
-    def _retry(self, request: WebhookRequest, result: DeliveryResult, attempts: int, span: Span) -> DeliveryResult:
+    def _retry(
+        self, request: WebhookRequest, result: DeliveryResult, attempts: int, may_send: Callable[[], bool], span: Span
+    ) -> DeliveryResult:
         """`result` is the result of the first attempt."""
         retrying = tenacity.Retrying(
             stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_when_event_set(self._stop),
@@ -275,8 +281,8 @@ class WebhookClient:
         earlier: list[DeliveryResult] = []
         for attempt in retrying:
             number = attempt.retry_state.attempt_number
-            if number > 1 and not self.await_turn():
-                break  # the stop came during the wait
+            if number > 1 and not may_send():
+                break  # during the wait the stop came, or the endpoint began to rest
             with attempt:
                 if number > 1:
                     earlier.append(result)
@@ -327,7 +333,8 @@ class WebhookClient:
 
     def _wait(self, retry_state: tenacity.RetryCallState) -> float:
         """Seconds: exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""
-        return max(self._backoff(retry_state), _last_result(retry_state).retry_after or 0.0)
+        asked = _last_result(retry_state).retry_after
+        return max(self._backoff(retry_state), asked + CLOCK_ERROR if asked else 0.0)
 
     def _retryable(self, result: DeliveryResult) -> bool:
         if result.delivered or result.gone:

@@ -51,11 +51,17 @@ class Client:
         self.requests: list[WebhookRequest] = []
         #: Called before each request, as long as its turn has not come.
         self.wait: Callable[[], bool] = lambda: True
+        #: Called with each result.
+        self.observe: Callable[[DeliveryResult], None] = lambda _: None
         self.closed = False
 
-    def deliver(self, request: WebhookRequest, attempts: int | None = None) -> DeliveryResult:
+    def deliver(
+        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
+    ) -> DeliveryResult:
         self.requests.append(request)
-        return self.results.pop(0) if len(self.results) > 1 else self.results[0]
+        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
+        self.observe(result)
+        return result
 
     def await_turn(self) -> bool:
         return self.wait()
@@ -266,6 +272,7 @@ def test_retry_after_mutes_the_endpoint_on_all_replicas_at_once(
 ) -> None:
     """For no longer than MAX_AGE_MS."""
     sending = Sending(shard, DeliveryResult(Result.FAILED, "HTTP 503", 503, asked))
+    sending.client.observe = lambda result: sending.lane.obey(result.retry_after)
     sending.send(entries(1))
     assert sending.saved.read("hook").muted_until == (NOW + muted_ms if muted_ms else 0)
     assert sending.state.resting is bool(muted_ms)

@@ -293,6 +293,13 @@ class EndpointStateCache:
         """Send nothing for so many seconds, or longer if a longer mute holds. `save` has to follow."""
         self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
 
+    def end_mute(self) -> None:
+        """The clock was set back, so a mute would last longer. `save` has to follow."""
+        with self._lock:
+            if self.state.muted_until > self._clock.now_ms():
+                self._changes += 1
+                self.state = self._unsaved = EndpointState()
+
     def save(self) -> None:
         """Write the last change to Redis; if Redis refuses, keep the change for the next call. Raises RedisError."""
         unsaved = self._unsaved

@@ -315,6 +315,7 @@ class Consumer:
             log.warning("the clock of redis was set back: no event waits any longer", extra=fields)
             self._lane.outbox.end_waits(self._lane.group)
             self._scan.hurry()
+            self._lane.state.end_mute()
         self._clock_read = now, answer_at
 
     def _rest(self, block: bool) -> bool:

@@ -85,8 +85,8 @@ class EndpointStateStore:
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """
-        Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute. Returns the
-        state now in Redis. Raises redis.RedisError.
+        Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute; a state that is
+        neither ends a mute. Returns the state now in Redis. Raises redis.RedisError.
         """
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
         call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])

@@ -1,6 +1,6 @@
 -- Writes the state of an endpoint for all replicas. A pause replaces any other state. A mute does not replace a pause:
 -- a pause lasts until an operator ends the pause, and the response to a request in flight must not lift it. Of two
--- mutes the later end holds.
+-- mutes the later end holds. A state that is neither, with `muted_until` 0, ends a mute.
 --
 -- KEYS[1] -> sweeperd:endpoints  HASH  endpoint -> state, JSON
 -- KEYS[2] -> sweeperd:events     STREAM
@@ -28,13 +28,13 @@ local function is_pause(state)
 end
 
 local wanted = json.decode(ARGV[2])
-local paused = is_pause(wanted)
+local paused, ends_mute = is_pause(wanted), wanted.muted_until == 0
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
 if found then
   local is_json, state = pcall(json.decode, found)
   was_paused = not is_json or unreadable(state) or is_pause(state)
-  if not paused and (was_paused or (state.muted_until or 0) >= wanted.muted_until) then
+  if not paused and (was_paused or (not ends_mute and (state.muted_until or 0) >= wanted.muted_until)) then
     return found
   end
 end

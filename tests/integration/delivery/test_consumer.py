@@ -155,16 +155,6 @@ def test_an_event_that_can_never_be_encoded_becomes_a_dead_letter(
         settled(delivery)
 
 
-def test_an_odd_event_of_another_program_is_delivered(client: redis.Redis, deliver: Deliver) -> None:
-    """The type and the trace of an event are headers too."""
-    with Receiver() as receiver, deliver(receiver.url) as delivery:
-        for odd in ("a\nb", "\u20ac"):
-            client.xadd(EVENTS, {"id": odd, "type": f"{odd}.expired", "trace_id": odd})
-        eventually(lambda: delivery.attempts("delivered") == 2)
-        assert delivery.attempts("failed") == 0
-    assert {request.event["event_type"] for request in receiver.requests} == {"a\nb.expired", "\u20ac.expired"}
-
-
 def test_retry_after_is_capped_by_max_age(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
     with Receiver(lambda *_: Answer(503, {"Retry-After": "99999999"})) as receiver, deliver(receiver.url, max_age="5s"):
         expire(client, "one")
@@ -185,40 +175,6 @@ def test_other_events_wait_too_while_a_quick_retry_waits(client: redis.Redis, sh
         eventually(lambda: [deliveries for _, deliveries, _ in delivery.pending().values()] == [1, 0])
         assert len(receiver.requests) == 1
         eventually(lambda: EndpointStateStore(shard).read("hook").muted_until)
-
-
-@pytest.mark.parametrize("rest", ["paused", "muted", "open"])
-def test_no_quick_retry_is_sent_while_the_endpoint_rests(client: redis.Redis, deliver: Deliver, rest: str) -> None:
-    with Receiver(lambda *_: Answer(500)) as receiver, deliver(receiver.url, attempts=3) as delivery:
-        lane = delivery.dispatcher.endpoints[0].lane
-
-        def answer(*_: object) -> Answer:
-            if rest == "paused":
-                lane.state.pause("moving house")
-            elif rest == "muted":
-                lane.obey(600)
-            else:
-                for number in range(circuit.FAILURES_TO_OPEN):
-                    lane.circuit.failed(b"%d-1" % number, "HTTP 500")
-            return Answer(500)
-
-        receiver.behaviour = answer
-        expire(client, "one")
-        eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED])
-        assert (len(receiver.requests), delivery.attempts("failed")) == (1, 1)
-
-
-def test_a_quick_retry_follows_when_its_own_retry_after_is_over(client: redis.Redis, deliver: Deliver) -> None:
-    """The endpoint is muted as long as the retry waits, up to the error of a reading of Redis's clock."""
-    asked = {"Retry-After": "1"}
-    with (
-        Receiver(lambda _, before: Answer(200) if before else Answer(429, asked)) as receiver,
-        deliver(receiver.url, attempts=2, redelivery_initial="1h", redelivery_max="1h") as delivery,
-    ):
-        expire(client, "one")
-        eventually(lambda: delivery.attempts("delivered") == 1)
-        settled(delivery)
-    assert len(receiver.requests) == 2
 
 
 def test_a_shorter_retry_after_does_not_end_a_longer_one(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:

@@ -120,7 +120,7 @@ class Reader:
             stop=self.stop,
             timing=Timing(clock=lambda: self.now),
         )
-        self.subscription = lane.subscription
+        self.subscription, self.state = lane.subscription, lane.state
         self.acknowledger = Acknowledger(lane)
         self.consumer = Consumer(lane, self.acknowledger)
 
@@ -582,6 +582,26 @@ def test_a_clock_that_was_set_back_makes_no_event_wait(
     row: Any = client.xpending_range(EVENTS, "hook", of_another, of_another, 1)[0]
     assert (row["consumer"], row["times_delivered"]) == (b"them", 1)
     assert row["time_since_delivered"] < 10_000, "if its process is dead, the time begins anew"
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_clock_that_was_set_back_ends_a_mute_and_no_pause(
+    shard: Shard, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch, paused: bool
+) -> None:
+    """The end of a mute is a moment of Redis's clock."""
+    reader, state = make_reader(), EndpointStateStore(shard)
+    shard.read_clock()
+    state.mute("hook", 60)
+    reader.steps()
+    if paused:
+        state.pause("hook", "moving house")
+    now = shard.read_clock() - HOUR_MS
+    monkeypatch.setattr(shard, "read_clock", lambda: shard.clock.set(now) or now)
+    reader.now += USUAL.refresh_every
+    reader.steps()
+    found = state.read("hook")
+    assert (found.paused, found.resting(now)) == (paused, paused)
+    assert reader.state.resting is paused
 
 
 def test_an_operator_who_closes_the_circuit_ends_the_waits(

@@ -28,13 +28,16 @@ local function is_pause(state)
 end
 
 local wanted = json.decode(ARGV[2])
-local paused, ends_mute = is_pause(wanted), wanted.muted_until == 0
+local paused = is_pause(wanted)
+if wanted.muted_until == 0 then
+  wanted.muted_until = math.huge -- no mute holds against the end of a mute
+end
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
 if found then
   local is_json, state = pcall(json.decode, found)
   was_paused = not is_json or unreadable(state) or is_pause(state)
-  if not paused and (was_paused or (not ends_mute and (state.muted_until or 0) >= wanted.muted_until)) then
+  if not paused and (was_paused or (state.muted_until or 0) >= wanted.muted_until) then
     return found
   end
 end

@@ -3,7 +3,6 @@
 import enum
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit
 
@@ -243,14 +242,12 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.DELIVER, keys.relay, "HMGET HSET")
 
 
-@dataclass(frozen=True)
-class AclUser:
+class AclUser(Document):
     """The rights of sweeperd on one Redis. The rules replace all rules of the user except the passwords."""
 
-    #: The address of the Redis, without credentials, and the shards on this Redis.
-    address: str
+    address: str = Field(description="Where the Redis is, without credentials.")
     shards: list[str]
-    rules: list[str]
+    rules: list[str] = Field(description="As Redis takes them after ACL SETUSER NAME.")
 
 
 def acl_users(
@@ -273,7 +270,7 @@ def acl_users(
         # Users belong to the whole server and not to one of its databases.
         found.setdefault(f"{place.scheme}://{place.netloc or place.path}", []).append(shard)
     return [
-        AclUser(address, [shard.name for shard in there], _rules(settings, there, wanted))
+        AclUser(address=address, shards=[shard.name for shard in there], rules=_rules(settings, there, wanted))
         for address, there in found.items()
     ]
 
@@ -321,11 +318,8 @@ def _literal(text: str) -> str:
     return _UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", text))
 
 
-class AclUserDocument(Document):
-    address: str = Field(description="Where the Redis is, without credentials.")
-    shards: list[str]
+class AclUserDocument(AclUser):
     user: str
-    rules: list[str] = Field(description="As Redis takes them after ACL SETUSER NAME.")
     line: str = Field(description="What is printed without --json.")
 
 

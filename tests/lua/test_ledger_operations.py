@@ -20,6 +20,7 @@ from sweeperd.ledger import (
     Reservation,
     ReservationNotFound,
     Reserved,
+    ReservedUnderflow,
 )
 from tests.lua.builders import NOW, RETENTION, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
@@ -320,6 +321,28 @@ def test_what_is_reserved_can_be_committed_whatever_the_status(book: Book) -> No
         book.client.hset(book.world.budget_key(TOP), "status", status)
         assert end(rid).balances[0].status == status
         book.client.hset(book.world.budget_key(TOP), "status", "ACTIVE")
+
+
+@pytest.mark.parametrize("left", [0, 99, 199])
+@pytest.mark.parametrize("used", [None, 0, 30, 100, 150])
+def test_a_closing_that_gave_the_hold_back_refuses_no_end(book: Book, used: int | None, left: int) -> None:
+    """The books end as if the budget had been closed after the end, whatever else it still holds."""
+    rid = book.reserve(100, [TOP, BOTTOM, TOP], overage_policy=IF_AVAILABLE).reservation_id.encode()
+    closed = {"status": "CLOSED", "remaining": 1000 - left, "reserved": left}
+    book.client.hset(book.world.budget_key(TOP), mapping=closed)
+    done = book.release(rid) if used is None else book.commit(rid, used)
+    used = used or 0
+    assert [each.scope for each in done.balances] == [TOP, BOTTOM]
+    assert book.amounts(TOP) == (1000 - left - 2 * used, left, 2 * used, 0)
+    assert book.amounts(BOTTOM) == (1000 - used, 0, used, 0)
+    book.check_invariants()
+
+
+def test_a_budget_that_holds_too_little_and_is_not_closed_refuses(book: Book) -> None:
+    rid = book.reserve(100, [TOP, BOTTOM, TOP]).reservation_id.encode()
+    book.client.hset(book.world.budget_key(TOP), mapping={"remaining": 801, "reserved": 199})
+    with book.unchanged(), pytest.raises(ReservedUnderflow):
+        book.commit(rid, 30)
 
 
 @pytest.mark.parametrize(("operation", "amounts"), [("commit", (970, 0, 30)), ("release", (1000, 0, 0))])

@@ -102,19 +102,28 @@ do
     budget[field] = sum
   end
 
-  -- Ends the hold of each mention: amount goes out of reserved, back of it to remaining and the rest to spent.
-  -- Returns the refusal of the first mention that cannot.
-  function budgets.settle(mentions, amount, back)
+  -- Ends the hold of each mention: amount goes out of reserved, back of it to remaining and the rest to spent. If a
+  -- closed budget has less reserved, the closing gave the amount back: only the rest goes from remaining to spent.
+  -- Returns the refusal of the first budget that cannot.
+  function budgets.settle(each, amount, back)
     local used = amounts.subtract(amount, back)
-    for i = 1, #mentions do
-      local budget = mentions[i]
-      if amounts.less(budget.reserved, amount) then
+    for i = 1, #each do
+      local budget = each[i]
+      local held = not amounts.less(amounts.share(budget.reserved, budget.times), amount)
+      if not held and budget.status ~= 'CLOSED' then
         return {'refused', 'RESERVED_UNDERFLOW', budget.scope}
       end
-      budget.reserved = amounts.subtract(budget.reserved, amount)
-      local refusal = budgets.add(budget, 'remaining', back) or budgets.add(budget, 'spent', used)
-      if refusal then
-        return refusal
+      for _ = 1, budget.times do
+        if held then
+          budget.reserved = amounts.subtract(budget.reserved, amount)
+          budget.remaining = amounts.add(budget.remaining, back)
+        else
+          budget.remaining = amounts.subtract(budget.remaining, used)
+        end
+        budget.spent = amounts.add(budget.spent, used)
+        if not (budget.remaining and budget.spent) then
+          return {'refused', 'AMOUNT_OVERFLOW', budget.scope}
+        end
       end
     end
   end

@@ -111,7 +111,7 @@ do
     else
       back = amounts.subtract(reservation.amount, amount)
     end
-    local refusal = budgets.settle(mentions, reservation.amount, back)
+    local refusal = budgets.settle(reservation.each, reservation.amount, back)
     if refusal or extra == '0' then
       return refusal, charged, debt
     end

@@ -27,7 +27,7 @@ local reservation, reply = reservations.open(request, 'in_grace')
 if not reservation then
   return reply
 end
-local refusal = budgets.settle(reservation.mentions, reservation.amount, reservation.amount)
+local refusal = budgets.settle(reservation.each, reservation.amount, reservation.amount)
 if refusal then
   return refusal
 end

@@ -62,7 +62,7 @@ if late then
   if not charges.POLICIES[reservation.overage_policy] then
     return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
   end
-  refusal = overdue and budgets.settle(reservation.mentions, reservation.amount, reservation.amount)
+  refusal = overdue and budgets.settle(each, reservation.amount, reservation.amount)
   if not refusal then
     refusal, charged, debt = charges.debit(reservation.mentions, each, ARGV[8], reservation.overage_policy)
   end

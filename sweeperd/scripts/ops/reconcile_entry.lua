@@ -31,15 +31,17 @@ local function kind_fault()
     return score and 'orphan', '', score
   end
   local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
-  local deadline = not row.err and clock.whole(row[1])
-  if not deadline then
+  if row.err or not row[1] then
     return nil
   end
+  -- If a deadline cannot be read, the score is 0, as for a reservation: the next sweep sets the entry aside.
+  local deadline = clock.whole(row[1])
+  local wanted = deadline and row[1] or '0'
   if not score then
-    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', row[1], ''
+    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', wanted, ''
   end
-  local latest = math.max(deadline, clock.now) + ARGV[4]
-  return tonumber(score) > latest and 'wrong_score', row[1], score
+  local latest = math.max(deadline or 0, clock.now) + ARGV[4]
+  return tonumber(score) > latest and 'wrong_score', wanted, score
 end
 
 local fault, wanted, score

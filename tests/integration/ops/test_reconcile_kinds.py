@@ -108,3 +108,19 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     assert (first.changed, second.changed) == (2, 0)
     assert dict(first.mended) == dict(second.mended) == {Fault.LOST: 1, Fault.ORPHAN: 1}
     assert client.zrange("seats:ttl", 0, -1) == [b"lost"]
+
+
+def test_a_hash_with_a_deadline_that_cannot_be_read_is_lost_too(shard: Shard, client: redis.Redis) -> None:
+    """As for a reservation, the repair leads to the quarantine. A hash without a deadline may be anything."""
+    hold_seats(client, "lost", 0, FUTURE)
+    hold_seats(client, "never due", 0, FUTURE)
+    hold_seats(client, "ended", 0, FUTURE, state="SOLD")
+    for entry in ("lost", "never due", "ended"):
+        client.hset(f"seats:hold:{entry}", "expires_at", "soon")
+    client.zrem("seats:ttl", "lost", "ended")
+    client.hset("seats:hold:other", "state", "HELD")
+    report = walk(shard, lambda _: None)
+    assert dict(report.found) == {Fault.LOST: 1, Fault.WRONG_SCORE: 1}
+    assert mend(subject_of(shard, SETTINGS, "seat-hold"), report).changed == 2
+    assert sorted(client.zrange("seats:ttl", 0, -1, withscores=True)) == [(b"lost", 0), (b"never due", 0)]
+    assert dict(walk(shard, lambda _: None).found) == {}

@@ -65,7 +65,7 @@ CASES = {
     "delivery/take_tokens": Case([b"sweeperd:pace"], ["billing", 60_000_000, 5, 1], "hdel hset"),
     "ops/adopt": Case([b"reservation:res_foreign", INDEX, QUARANTINE], ["foreign"], "zrem zadd"),
     "ops/dismiss": Case([ROW, QUARANTINE], ["r1"], "zrem hset"),
-    "ops/reconcile_entry": Case([INDEX, QUARANTINE, b"reservation:res_late"], ["late", "1", "", 0], "zrem zadd"),
+    "ops/reconcile_entry": Case([INDEX, QUARANTINE, b"reservation:res_late"], ["late", "1", "", 0], "zrem zadd hdel"),
     "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1], "xadd xtrim hset", (ACTIONS,)),
     "ops/repair_budget": Case([BUDGET, LEASE], ["+", 5, "token"], "del hset"),
     "ops/replay": Case([EVENTS, DEAD], ["3-1"], "xadd xdel", (EVENTS,)),
@@ -91,7 +91,7 @@ def fill(client: redis.Redis) -> None:
     for name, more in (("r1", {}), ("late", {}), ("foreign", {"quarantined_at": 1})):
         fields: dict[Any, Any] = {"state": "ACTIVE", "expires_at": NOW, **more}
         client.hset(f"reservation:res_{name}", mapping=fields)
-    client.zadd(INDEX, {"other": NOW, "late": NOW + 60_000})
+    client.zadd(INDEX, {"other": NOW})
     client.zadd(QUARANTINE, {"r1": 1})
     client.hset(BUDGET, mapping={"reserved": 10, "remaining": 0})
     client.set(LEASE, "token")

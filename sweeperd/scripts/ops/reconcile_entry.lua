@@ -10,7 +10,8 @@
 --
 -- Returns {} if all is well, else {fault, the right score, the score found}:
 --   orphan              an entry without a hash; mended by removing the entry
---   lost                a hash without an entry, neither in quarantine nor dismissed; mended by adding an entry
+--   lost                a hash without an entry, neither in quarantine nor dismissed; mended by adding an entry,
+--                       and removing the marks of a quarantine that is gone
 --   wrong_score         a score that differs from a reservation's deadline, or is later than the deadline of a
 --                       configured kind; mended by setting the score
 --   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
@@ -55,12 +56,16 @@ if not fault or fault == 'dismissed' then
 end
 if ARGV[2] == '1' and fault ~= 'foreign_quarantine' then
   local refused = no_right('ZREM', KEYS[1]) or fault ~= 'orphan' and no_right('ZADD', KEYS[1])
+    or fault == 'lost' and no_right('HDEL', KEYS[3])
   if refused then
     return refused
   end
   redis.call('ZREM', KEYS[1], ARGV[1])
   if fault ~= 'orphan' then
     redis.call('ZADD', KEYS[1], wanted, ARGV[1])
+  end
+  if fault == 'lost' then
+    redis.call('HDEL', KEYS[3], 'quarantined_at', 'quarantine_reason', 'quarantine_detail')
   end
 end
 return {fault, wanted, score}

@@ -124,3 +124,11 @@ def test_a_hash_with_a_deadline_that_cannot_be_read_is_lost_too(shard: Shard, cl
     assert mend(subject_of(shard, SETTINGS, "seat-hold"), report).changed == 2
     assert sorted(client.zrange("seats:ttl", 0, -1, withscores=True)) == [(b"lost", 0), (b"never due", 0)]
     assert dict(walk(shard, lambda _: None).found) == {}
+
+
+def test_an_entry_that_is_back_in_the_index_has_no_mark_of_a_quarantine(shard: Shard, client: redis.Redis) -> None:
+    marks = {"quarantined_at": 1, "quarantine_reason": "INVALID_PLAN", "quarantine_detail": "why"}
+    hold_seats(client, "lost", 0, FUTURE, **marks)
+    client.zrem("seats:ttl", "lost")
+    assert mend(subject_of(shard, SETTINGS, "seat-hold"), walk(shard, lambda _: None)).changed == 1
+    assert client.hkeys("seats:hold:lost") == [b"state", b"show", b"qty", b"expires_at"]

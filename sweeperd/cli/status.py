@@ -163,8 +163,7 @@ def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
     if tick is None:
         return *row, Cell("never", "yellow"), None, None, None, kind.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    age = max(0.0, (status.now_ms - tick.at) / 1000)
-    return *row, f"{span(age)} ago", tick.by, took, tick.expired, kind.sweeping
+    return *row, f"{span(tick.age_seconds(status.now_ms))} ago", tick.by, took, tick.expired, kind.sweeping
 
 
 def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:

@@ -273,7 +273,7 @@ def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator
         limit = late + (sweep.time_budget.total_seconds() if sweeping else 0)
         if tick is None:
             yield HealthLevel.WATCH, f"{name}no sweep has ended yet"
-        elif (age := max(0.0, (status.now_ms - tick.at) / 1000) + view.age_seconds) > limit:
+        elif (age := tick.age_seconds(status.now_ms) + view.age_seconds) > limit:
             yield HealthLevel.BAD, f"{name}not swept for {span(age)}"
 
 

@@ -60,7 +60,8 @@ def read_processes(shard: Shard, now: int) -> Processes:
         if not is_refused(error):
             raise
         return Processes()
-    living = (note for note in notes if now - note.at < 1000 * DEAD_AFTER)
+    # A note from the future is of a time before the clock was set back: a living daemon writes the next note soon.
+    living = (note for note in notes if abs(now - note.at) < 1000 * DEAD_AFTER)
     return Processes(tuple(sorted(living, key=lambda note: note.process)))
 
 
@@ -89,7 +90,7 @@ class ProcessAnnouncer:
             return
         with contextlib.suppress(RedisUnavailable, redis.RedisError):
             now = self._shard.read_clock()
-            dead = (field for field, each in _notes(self._shard).items() if now - each.at > 1000 * REMOVED_AFTER)
+            dead = (field for field, each in _notes(self._shard).items() if abs(now - each.at) > 1000 * REMOVED_AFTER)
             self._remove(dead)
             note = self._note.model_copy(update={"at": now})
             call = Call([self._shard.keys.processes], [self._field, note.model_dump_json()])

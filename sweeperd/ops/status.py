@@ -386,7 +386,7 @@ class ShardStatus:
     @property
     def tick_age_seconds(self) -> float | None:
         """Since the last tick ended."""
-        return None if self.tick is None else max(0.0, (self.now_ms - self.tick.at) / 1000)
+        return None if self.tick is None else self.tick.age_seconds(self.now_ms)
 
     @property
     def empty_in_seconds(self) -> float | None:

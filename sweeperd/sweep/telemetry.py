@@ -47,6 +47,10 @@ class LastSweep:
     earlier_expired: Count
     earlier_at: Moment
 
+    def age_seconds(self, now_ms: int) -> float:
+        """How far now is from the end of the tick. A tick in the future was noted before the clock was set back."""
+        return abs(now_ms - self.at) / 1000
+
 
 class LastSweepStore:
     """

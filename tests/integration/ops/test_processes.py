@@ -62,6 +62,7 @@ def test_a_daemon_that_died_counts_for_nothing(shard: Shard, client: redis.Redis
     now = server_time(client)
     assert read_processes(shard, now + 30_000).missing == (), "two announcements may be late"
     assert read_processes(shard, now + 36_000).missing == ("sweeps", "delivers")
+    assert read_processes(shard, now - 36_000).missing == ("sweeps", "delivers"), "the clock was set back"
     client.hset(KEY, "odd", "{")
     assert client.hlen(KEY) == 2
     notes: Any = client.hgetall(KEY)

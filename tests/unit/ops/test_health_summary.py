@@ -72,6 +72,8 @@ def test_all_is_well() -> None:
         ),
         (view(tick=None), (HealthLevel.WATCH, "Not quite", ("no sweep has ended yet",))),
         (view(tick=swept(60)), (HealthLevel.BAD, "No", ("not swept for 1 m 0 s",))),
+        # Noted before Redis's clock was set back, and no process has swept since.
+        (view(tick=swept(-60)), (HealthLevel.BAD, "No", ("not swept for 1 m 0 s",))),
         (
             replace(view(tick=swept(30)), age_seconds=15.0),
             (HealthLevel.BAD, "No", ("not swept for 45 s",)),

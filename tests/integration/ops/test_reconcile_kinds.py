@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import redis
@@ -127,7 +128,7 @@ def test_a_hash_with_a_deadline_that_cannot_be_read_is_lost_too(shard: Shard, cl
 
 
 def test_an_entry_that_is_back_in_the_index_has_no_mark_of_a_quarantine(shard: Shard, client: redis.Redis) -> None:
-    marks = {"quarantined_at": 1, "quarantine_reason": "INVALID_PLAN", "quarantine_detail": "why"}
+    marks: dict[str, Any] = {"quarantined_at": 1, "quarantine_reason": "INVALID_PLAN", "quarantine_detail": "why"}
     hold_seats(client, "lost", 0, FUTURE, **marks)
     client.zrem("seats:ttl", "lost")
     assert mend(subject_of(shard, SETTINGS, "seat-hold"), walk(shard, lambda _: None)).changed == 1

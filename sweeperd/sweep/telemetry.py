@@ -79,7 +79,8 @@ class LastSweepStore:
         if by == self._by.encode():
             return True
         if at is not None and at.isdigit():
-            self._noted_at = time.monotonic() - (self._shard.clock.now_ms() - int(at)) / 1000
+            # A note from the future is of a time before the clock was set back, so it is as old at least.
+            self._noted_at = time.monotonic() - abs(self._shard.clock.now_ms() - int(at)) / 1000
             self._is_ours = False
         return False
 

@@ -2,7 +2,6 @@
 
 import tomllib
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import redis
@@ -109,27 +108,3 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     assert (first.changed, second.changed) == (2, 0)
     assert dict(first.mended) == dict(second.mended) == {Fault.LOST: 1, Fault.ORPHAN: 1}
     assert client.zrange("seats:ttl", 0, -1) == [b"lost"]
-
-
-def test_a_hash_with_a_deadline_that_cannot_be_read_is_lost_too(shard: Shard, client: redis.Redis) -> None:
-    """As for a reservation, the repair leads to the quarantine. A hash without a deadline may be anything."""
-    hold_seats(client, "lost", 0, FUTURE)
-    hold_seats(client, "never due", 0, FUTURE)
-    hold_seats(client, "ended", 0, FUTURE, state="SOLD")
-    for entry in ("lost", "never due", "ended"):
-        client.hset(f"seats:hold:{entry}", "expires_at", "soon")
-    client.zrem("seats:ttl", "lost", "ended")
-    client.hset("seats:hold:other", "state", "HELD")
-    report = walk(shard, lambda _: None)
-    assert dict(report.found) == {Fault.LOST: 1, Fault.WRONG_SCORE: 1}
-    assert mend(subject_of(shard, SETTINGS, "seat-hold"), report).changed == 2
-    assert sorted(client.zrange("seats:ttl", 0, -1, withscores=True)) == [(b"lost", 0), (b"never due", 0)]
-    assert dict(walk(shard, lambda _: None).found) == {}
-
-
-def test_an_entry_that_is_back_in_the_index_has_no_mark_of_a_quarantine(shard: Shard, client: redis.Redis) -> None:
-    marks: dict[str, Any] = {"quarantined_at": 1, "quarantine_reason": "INVALID_PLAN", "quarantine_detail": "why"}
-    hold_seats(client, "lost", 0, FUTURE, **marks)
-    client.zrem("seats:ttl", "lost")
-    assert mend(subject_of(shard, SETTINGS, "seat-hold"), walk(shard, lambda _: None)).changed == 1
-    assert client.hkeys("seats:hold:lost") == [b"state", b"show", b"qty", b"expires_at"]

@@ -7,13 +7,16 @@ ended, group and note are removed together.
 """
 
 import bisect
+import contextlib
+import logging
 from dataclasses import asdict, dataclass
-from typing import cast
+from typing import Self, cast
 
 import redis
 
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Note
+from sweeperd.logs import Rarely
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
 from sweeperd.outbox.stream import WAITING, Outbox
@@ -25,8 +28,11 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, milliseconds
 from sweeperd.text import decode, rfc3339, whole
 
+log = logging.getLogger(__name__)
+
 #: The prefix of the names of the groups of replays. No name of an endpoint begins so.
 GROUP_PREFIX = "_replay."
+_PREFIX = GROUP_PREFIX.encode()
 #: A note marks so many events, evenly spread, up to twice as many.
 MARKS = 50
 #: The id of an event holds the time of the expiry. But ids never go back: if Redis's clock was set back, or if a
@@ -96,6 +102,16 @@ class ReplayNote(Note):
     every: int = 1
     #: Whether an operator has ended the replay.
     cancelled: bool = False
+
+    @classmethod
+    def parse(cls, text: bytes) -> Self | None:
+        """As every note; None also if an id is no id of a stream."""
+        with contextlib.suppress(ValueError):
+            if note := super().parse(text):
+                for entry in (note.first, note.last, *note.marks):
+                    StreamId.parse(entry)
+                return note
+        return None
 
     @property
     def group(self) -> str:
@@ -197,7 +213,9 @@ class ReplayStore:
     """The running replays of one shard: notes in `sweeperd:groups`. Every method raises redis.RedisError."""
 
     def __init__(self, shard: Shard) -> None:
+        self._shard = shard
         self._client = shard.client
+        self._said = Rarely()
         self._keys = [shard.keys.events, shard.keys.groups]
         self._begin = Script("delivery/begin_replay")
         self._end = Script("delivery/end_replay")
@@ -209,10 +227,14 @@ class ReplayStore:
         return ReplayNote.parse(found) if isinstance(found, bytes) else None
 
     def all(self) -> dict[str, ReplayNote]:
-        """Each replay by endpoint."""
+        """Each replay by endpoint. A note that cannot be read is no replay, and is told now and then."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._keys[1].decode()))
-        notes = [ReplayNote.parse(value) for group, value in fields.items() if group.startswith(GROUP_PREFIX.encode())]
-        return {note.endpoint: note for note in notes if note is not None}
+        found = {group: ReplayNote.parse(note) for group, note in fields.items() if group.startswith(_PREFIX)}
+        unread = sorted(decode(group) for group, note in found.items() if note is None)
+        if unread and self._said():
+            log_fields = {"shard": self._shard.name, "key": decode(self._keys[1]), "fields": unread}
+            log.warning("the note of a replay cannot be read; remove the field to replay anew", extra=log_fields)
+        return {note.endpoint: note for note in found.values() if note is not None}
 
     def begin(self, note: ReplayNote) -> str:
         """

@@ -425,3 +425,19 @@ def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     assert delivery.dispatcher.join(time.monotonic() + 20)
     delivery.dispatcher.maintain()
     assert delivery.sample("sweeperd_endpoint_state", state="paused") == 1
+
+
+@pytest.mark.parametrize("note", [b"nonsense", b"null", b'"first":"a"', b'"last":"2-b"', b'"marks":["?"]'])
+def test_the_note_of_a_replay_that_cannot_be_read_stops_nothing(
+    client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture, note: bytes
+) -> None:
+    told = "the note of a replay cannot be read; remove the field to replay anew"
+    whole = b'{"endpoint":"hook","since_ms":0,"until_ms":9,"first":"1-1","last":"2-1","events":1,"marks":[],%b}'
+    client.hset("sweeperd:groups", "_replay.hook", whole % note if b":" in note else note)
+    with Receiver() as receiver, deliver(receiver.url) as delivery:
+        delivery.dispatcher.refresh_replays()
+        delivery.dispatcher.refresh_replays()
+        expire(client, "one")
+        eventually(lambda: delivery.attempts("delivered") == 1)
+    assert caplog.messages.count(told) == 1
+    assert client.hexists("sweeperd:groups", "_replay.hook"), "an operator may mend the field"

@@ -235,8 +235,9 @@ def _find(
         quarantine = _quarantine(change, shard, kind)
         if not texts:
             # What is set aside while the operator thinks is not what the question was about.
-            wanted = QuarantineFilter(reason=reason, until_ms=quarantine.last_ms())
-            return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size()
+            until_ms = quarantine.last_ms()
+            wanted = QuarantineFilter(reason=reason, until_ms=until_ms)
+            return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
         ids = dict[bytes, None]()
         for text in texts:
             for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):

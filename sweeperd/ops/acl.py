@@ -107,7 +107,7 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
         granted(Duty.SWEEP, entry, "HSET"),
         granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
         granted(Duty.OPERATE, entry, "HDEL"),
-        granted(Duty.STATUS, quarantine, "ZCARD ZRANGE ZSCORE"),
+        granted(Duty.STATUS, quarantine, "ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
         granted(Duty.OPERATE, quarantine, "ZREM"),
         granted(Duty.STATUS, ticks, "HMGET"),

@@ -1,5 +1,6 @@
 """The quarantine of a kind: list entries, put entries back, dismiss entries, adopt entries of another sweeper."""
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -82,8 +83,9 @@ class Quarantine:
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
 
-    def size(self) -> int:
-        return int(self._shard.client.zcard(self._kind.quarantine))
+    def size(self, until_ms: float = math.inf) -> int:
+        """How many entries were set aside up to this moment of Redis's clock."""
+        return int(self._shard.client.zcount(self._kind.quarantine, "-inf", until_ms))
 
     def last_ms(self) -> float:
         """Now on Redis's clock; or when the newest entry was set aside, if the clock was set back since then."""

@@ -469,6 +469,13 @@ def test_what_was_set_aside_before_the_clock_was_set_back_is_among_all(
     assert not client.exists("sweeperd:quarantine")
 
 
+def test_a_score_that_is_no_moment_is_not_asked_about(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    repair(client, ids := broken(client, 2))
+    client.zadd("sweeperd:quarantine", {ids[0]: "inf"})
+    assert "1 entry" in sweeperd("quarantine", "requeue", "--all").err
+    assert sweeperd("quarantine", "requeue", "--all", "--yes").out == "requeued 1 entry\n"
+
+
 def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
     quarantine = Quarantine(shard, reservations_kind(shard.keys), 50)
     (rid,) = broken(client, 1)

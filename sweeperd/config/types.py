@@ -95,11 +95,11 @@ def fetched(value: object, info: ValidationInfo) -> object:
 def _path(value: str, context: Mapping[str, Any]) -> Path | None:
     """The file that a reference names, relative to the settings file; None for other values. Raises ValueError."""
     environment: Mapping[str, str] = context.get("environment", os.environ)
-    kind, _, name = value.partition(":")
+    kind, colon, name = value.partition(":")
+    if not colon or kind not in ("file", "credential"):
+        return None
     if kind == "file":
         return Path(context.get("directory", "."), name)
-    if kind != "credential":
-        return None
     if name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError("credential:NAME takes the name of one file, without a path")
     if not environment.get(CREDENTIALS):

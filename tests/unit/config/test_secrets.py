@@ -25,7 +25,7 @@ WHSEC = "whsec_" + base64.b64encode(bytes(range(200, 232))).decode()
 def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("from a file\n")
     (tmp_path / "whsec").write_text(WHSEC + "\n")
-    for text in ("plain text", "schlüssel", WHSEC):
+    for text in ("plain text", "schlüssel", "file", "credential", WHSEC):
         assert secret(config, text) == text
         assert secret(config, "env:HOOK", {"HOOK": text}) == text
     assert secret(config, f"file:{tmp_path / 'plain'}") == "from a file"

@@ -14,7 +14,7 @@ from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.connect import client_options, connect, connect_async
-from sweeperd.store.errors import REFUSED, describe, is_server_trouble
+from sweeperd.store.errors import describe, is_refused, is_server_trouble
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
@@ -129,7 +129,7 @@ class Shard:
         try:
             yield
         except redis.RedisError as error:
-            if not is_server_trouble(error) and not isinstance(error, REFUSED):
+            if not is_server_trouble(error) and not is_refused(error):
                 raise
             self.forget_connections_if_demoted(error)
             raise RedisUnavailable(f"{self.address}: {describe(error)}") from error

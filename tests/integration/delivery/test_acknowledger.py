@@ -76,13 +76,13 @@ class Gathering:
 
 
 @contextlib.contextmanager
-def refused(client: redis.Redis) -> Iterator[None]:
-    """While the block lasts, the server acknowledges nothing."""
-    client.acl_setuser("default", enabled=True, nopass=True, commands=["-xack"])
+def refused(client: redis.Redis, command: str = "xack") -> Iterator[None]:
+    """While the block lasts, the server refuses this command."""
+    client.acl_setuser("default", enabled=True, nopass=True, commands=[f"-{command}"])
     try:
         yield
     finally:
-        client.acl_setuser("default", enabled=True, nopass=True, commands=["+xack"])
+        client.acl_setuser("default", enabled=True, nopass=True, commands=[f"+{command}"])
 
 
 def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> None:
@@ -181,6 +181,19 @@ def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogC
     assert gathering.delivered == 6, "each once"
     assert gathering.owners == {gathering.taken[6].id: (PARKED, 1)}
     assert caplog.text.count("events in hand wait to be settled") == 1, "once a minute at most"
+    gathering.end()
+
+
+def test_what_redis_refuses_within_a_script_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    gathering = Gathering(own_shard, 1, together=1, timing=Timing(recovery_pause=0.02))
+    gathering.thread.start()
+    with refused(own_shard.client, "xclaim"):
+        gathering.add(gathering.taken, Disposition.NACK)
+        eventually(lambda: "events in hand wait to be settled" in caplog.text)
+        assert len(gathering.in_flight) == 1, "the event stays in hand"
+    eventually(lambda: not len(gathering.in_flight))
+    assert gathering.owners == {gathering.taken[0].id: (PARKED, 1)}
+    assert "Traceback" not in caplog.text
     gathering.end()
 
 

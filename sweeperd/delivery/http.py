@@ -63,6 +63,8 @@ LONGEST_LENGTH = 4300
 TOLERANCE = 0.05
 #: How long to wait for the alert of a receiver that has closed the connection, seconds: the alert was sent before.
 ALERT_WAIT = 0.1
+#: How long a connection is used, seconds: its receiver's name may mean another address by then.
+OLDEST = 60.0
 #: Matches visible ASCII. If all header values match, as nearly always, requests would refuse none of them; to have
 #: requests check each value takes 6 % of the time of a request.
 _visible = re.compile("[!-~]*").fullmatch
@@ -396,10 +398,18 @@ class _Bounded:
     response_class = _Response
     sock: Any
     timeout: Any
+    #: Monotonic.
+    opened_at = -math.inf
 
     def connect(self) -> None:
         self.timeout = min(self.timeout, seconds_left(_exchange.deadline))
         super().connect()  # type: ignore[misc]
+        self.opened_at = time.monotonic()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether to use the connection again. If not, the pool closes the connection and opens another."""
+        return time.monotonic() - self.opened_at < OLDEST and super().is_connected  # type: ignore[misc]
 
     def send(self, data: Any) -> None:
         if self.sock is None:

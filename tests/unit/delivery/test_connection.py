@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import urllib3
 import urllib3.connection
 
-from sweeperd.delivery.http import HEAD_LIMIT, Result, begin_exchange, bounded
+from sweeperd.delivery.http import HEAD_LIMIT, OLDEST, Result, begin_exchange, bounded
 from tests.support.deliveries import MESSAGE, Sender
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
@@ -219,6 +220,22 @@ def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
         (request,) = receiver.wait_for(lambda requests: len(requests) == 1)
         connection.close()
     assert (request.event_id, request.body) == ("evt_1", b"body")
+
+
+def test_a_connection_is_not_used_for_ever() -> None:
+    """A receiver whose name moves to another address gets no events at the old one for long."""
+    with raw_server(OK + NO_BODY) as (url, connections):
+        pool: Any = urllib3.connection_from_url(url, timeout=SOON)
+        pool.ConnectionCls = bounded(OwnKind)
+        begin_exchange(SOON)
+        for age in (0.0, OLDEST - SOON, OLDEST):
+            assert pool.urlopen("POST", "/").status == 200
+            (kept,) = (connection for connection in pool.pool.queue if connection)
+            kept.opened_at -= age
+        assert len(connections) == 1
+        assert pool.urlopen("POST", "/").status == 200
+        assert len(connections) == 2
+        pool.close()
 
 
 def whole_request(connection: socket.socket) -> bytes:

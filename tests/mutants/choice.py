@@ -93,7 +93,11 @@ _SCRIPT_TESTS = {
     "ops/one_node": _RECONCILE,
     "ops/rate": _STATUS,
     "ops/reconcile": _RECONCILE,
-    "ops/reconcile_entry": (*_RECONCILE, "tests/integration/cli/test_kind_tools.py"),
+    "ops/reconcile_entry": (
+        *_RECONCILE,
+        "tests/integration/ops/test_repair_kinds.py",
+        "tests/integration/cli/test_kind_tools.py",
+    ),
     "ops/record_action": ("tests/integration/cli/test_actions.py", *_QUARANTINE),
     "ops/repair_budget": _RECONCILE,
     "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),

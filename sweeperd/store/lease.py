@@ -111,7 +111,8 @@ class Lease:
         self._lingers_from, self._left = now if briefly else -math.inf, False
         ttl_ms = self._linger_ms if briefly else self._ttl_ms
         try:
-            self._owned = self._take(ttl_ms) or self._extend(ttl_ms)
+            # A lease of this process's own may run out between the first two.
+            self._owned = self._take(ttl_ms) or self._extend(ttl_ms) or self._take(ttl_ms)
         except redis.ResponseError as error:
             if is_wrong_type(error):
                 self._owned = False

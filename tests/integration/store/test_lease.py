@@ -249,6 +249,23 @@ def test_one_that_lingers_and_has_run_out_is_taken_again(lingering: Replica, cli
     assert not lingering.lease.acquire()
 
 
+class Lapsing(Lease):
+    """A lease that runs out at once after a try to take it has failed."""
+
+    def _take(self, ttl_ms: int) -> bool:
+        taken = super()._take(ttl_ms)
+        self._client.pexpire(self._key, 0 if not taken else ttl_ms)
+        return taken
+
+
+def test_one_that_runs_out_during_the_try_to_take_it_is_taken(shard: Shard) -> None:
+    """Else a process on its own would stand by for another."""
+    lease = Lapsing(shard, "sweep", LONG)
+    assert lease.acquire()
+    assert lease.acquire()
+    assert holder(shard, "sweep") == process_name()
+
+
 def test_a_reload_goes_on_with_it(lingering: Replica, shard: Shard) -> None:
     assert lingering.lease.acquire()
     with lingering.lease.kept():

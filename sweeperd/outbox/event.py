@@ -53,8 +53,9 @@ _CONTENT_TYPES = {
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
 #: The ASCII character beyond the printable characters, escaped by the standard library, but not by orjson.
 _DELETE = b"\x7f"
+#: As the traces of OpenTelemetry are written.
 _is_trace_id = re.compile(rb"[0-9a-f]{32}").fullmatch
-#: Whether a text can stand in a header, and ends none.
+#: Matches what a header can hold: visible ASCII, and no end of a line.
 _is_token = re.compile("[!-~]+").fullmatch
 
 

@@ -102,9 +102,9 @@ do
     budget[field] = sum
   end
 
-  -- Ends the hold of each mention: amount goes out of reserved, back of it to remaining and the rest to spent. If a
-  -- closed budget has less reserved, the closing gave the amount back: only the rest goes from remaining to spent.
-  -- Returns the refusal of the first budget that cannot.
+  -- Ends the hold of each budget, once for each mention: `amount` leaves `reserved`, its part `back` is added to
+  -- `remaining`, and the rest is spent. If a closed budget has less reserved, the closing gave the whole amount back,
+  -- so the rest is taken from `remaining`. Returns the refusal of the first budget that refuses.
   function budgets.settle(each, amount, back)
     local used = amounts.subtract(amount, back)
     for i = 1, #each do

@@ -25,15 +25,12 @@ class LedgerCall(NamedTuple):
 
 
 class Foreground:
-    """
-    Calls a ledger `rate` times a second while the block lasts. `settles`: what it reserves it commits or releases with
-    the next call; else every call is a reserve.
-    """
+    """Reserves `rate` times a second while the block lasts."""
 
-    def __init__(self, url: str, rate: float, *, settles: bool) -> None:
+    def __init__(self, url: str, rate: float) -> None:
         spawn = get_context("spawn")
         self._pipe, self._theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_call, args=(url, rate, settles, self._theirs), daemon=True)
+        self._process = spawn.Process(target=_call, args=(url, rate, self._theirs), daemon=True)
 
     def __enter__(self) -> "Foreground":
         self._process.start()
@@ -81,14 +78,13 @@ def steps(calls: Sequence[LedgerCall], length: float) -> list[Step]:
     return summed
 
 
-def _call(url: str, rate: float, settles: bool, pipe: Connection) -> None:
+def _call(url: str, rate: float, pipe: Connection) -> None:
     """Call until told to stop, then tell of each call."""
     shard = Shard(RedisSettings.model_validate({"url": url}))
     ledger = Ledger(shard)
     for scope in SCOPES:
         ledger.open_budget(scope, UNIT, 10**12)
     calls: list[LedgerCall] = []
-    held: str | None = None
     number = 0
     pipe.send("begun")
     started = time.monotonic()
@@ -96,15 +92,7 @@ def _call(url: str, rate: float, settles: bool, pipe: Connection) -> None:
         time.sleep(max(0.0, started + number / rate - time.monotonic()))
         number += 1
         began, key = time.monotonic(), str(number)
-        if held is None:
-            made = ledger.reserve("acme", SCOPES, UNIT, 5, ttl=timedelta(hours=1), idempotency_key=key)
-            held = made.reservation_id if settles else None
-        elif number % 4:
-            ledger.commit("acme", held, 3, idempotency_key=key)
-            held = None
-        else:
-            ledger.release("acme", held, idempotency_key=key)
-            held = None
+        ledger.reserve("acme", SCOPES, UNIT, 5, ttl=timedelta(hours=1), idempotency_key=key)
         calls.append(LedgerCall(began, time.monotonic() - began))
     pipe.send(calls)
     shard.close()

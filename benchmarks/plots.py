@@ -23,9 +23,9 @@ ANSWER_SECONDS = 0.02
 
 
 def draw(directory: Path, results: Results) -> list[Path]:
-    """Write `drain.svg`, `cost.svg` and `delivery.svg`, each where there is something to show. Returns their paths."""
+    """Write `drain.svg` and `delivery.svg` if their rows were measured. Returns the paths."""
     drawn = []
-    for name, picture in (("drain", _drain), ("cost", _cost), ("delivery", _delivery)):
+    for name, picture in (("drain", _drain), ("delivery", _delivery)):
         with rc_context(STYLE):
             figure = picture(results)
             if figure is None:
@@ -63,26 +63,6 @@ def _drain(results: Results) -> Figure | None:
     for panel in (left, wait):
         _tidy(panel)
         panel.axvspan(0, series["left_at_seconds"][-1], color=GREEN, alpha=0.07, linewidth=0)
-    return figure
-
-
-def _cost(results: Results) -> Figure | None:
-    panels = (
-        ("backlog", "entries", "entries in the backlog", "log"),
-        ("scopes", "scopes", "budgets of an entry", "linear"),
-        ("batches", "pipeline_depth", "sweep.pipeline_depth", "log"),
-    )
-    if not any(results.get(row) for row, *_ in panels):
-        return None
-    figure = Figure(figsize=(11, 3.6), layout="constrained")
-    axes = figure.subplots(1, len(panels))
-    for panel, (row, column, label, scale) in zip(axes, panels, strict=True):
-        _lines(panel, results.get(row, ()), column, "microseconds")
-        panel.set(xlabel=label, ylabel="µs for one entry", xscale=scale, ylim=(0, None))
-        if found := results.get(row):
-            _ticks_at(panel, found[-1].samples[0].series[column])
-    drawn = [panel for panel in axes if panel.lines]
-    drawn[-1].legend(frameon=False)
     return figure
 
 

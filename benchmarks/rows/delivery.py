@@ -1,4 +1,4 @@
-"""How fast events are delivered: by one process beside what its concurrency allows at most, and by two beside one."""
+"""How fast one process delivers events, against what its concurrency allows at most."""
 
 from collections.abc import Sequence
 
@@ -46,21 +46,6 @@ def _measure(lab: Lab, concurrencies: Sequence[int]) -> Sample:
     )
 
 
-def processes(lab: Lab) -> Sample:
-    """One process, then two, each at the default concurrency and with as many events for each of its connections."""
-    each = lab.size("events_for_each_connection", EACH, EACH_QUICK)
-    with lab.server() as server, Receiver(DELAY) as receiver:
-        one, two = (deliver(server, receiver, lab, each * DEFAULT * number, processes=number) for number in (1, 2))
-    return Sample(
-        {"two_to_one": two.events_per_second / one.events_per_second},
-        {
-            "events_per_second_of_one": one.events_per_second,
-            "events_per_second_of_two": two.events_per_second,
-            "receiver_us_per_event": two.receiver_us_per_event,
-        },
-    )
-
-
 ROW = Row(
     "delivery",
     "events delivered a second, one process, receiver answering after 20 ms",
@@ -73,10 +58,3 @@ ROW = Row(
 )
 #: For the gate: shorter, and of the same name.
 AT_DEFAULT = Row(ROW.name, ROW.what, ROW.against, {"at_16": ROW.goals["at_16"]}, at_default)
-PROCESSES = Row(
-    "processes",
-    "events delivered a second, two processes, receiver answering after 20 ms",
-    "one process",
-    {"two_to_one": Goal("at_least", 1.7)},
-    processes,
-)

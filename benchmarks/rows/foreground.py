@@ -40,7 +40,7 @@ def measure(lab: Lab) -> Sample:
     with (
         lab.server() as server,
         daemon(environment(server.url, reconcile__interval="", sweep__max_lag="1h"), lab.directory) as running,
-        Foreground(server.url, RATE, settles=False) as load,
+        Foreground(server.url, RATE) as load,
     ):
         lead = entries / FILL_RATE + 2 * idle_for + 4 * EDGE
         due_at = time.monotonic() + lead

@@ -1,21 +1,13 @@
-"""What a large backlog of events costs: the memory of the process, and how long a heartbeat holds Redis."""
+"""How much memory a process needs for a large backlog of events."""
 
-import contextlib
 import os
-from typing import Any
 
 from benchmarks.deliveries import deliver
-from benchmarks.events import add_events
 from benchmarks.lab import Lab
 from benchmarks.receiver import Receiver
 from benchmarks.row import Goal, Row, Sample
-from sweeperd.config import RedisSettings
-from sweeperd.outbox.stream import Outbox
-from sweeperd.store.shard import Shard
 
-BATCH, LARGE_EVENT, GROUP = 100, 8_000, "hook"
-#: So many heartbeats are measured.
-HEARTBEATS = 5
+BATCH, LARGE_EVENT = 100, 8_000
 
 
 def memory(lab: Lab) -> Sample:
@@ -42,33 +34,7 @@ def memory(lab: Lab) -> Sample:
     )
 
 
-def heartbeat(lab: Lab) -> Sample:
-    """The longest command of the heartbeats of a process that has many events in hand, by Redis's own measure."""
-    events = lab.size("events_in_hand", 4_000, 4_000)
-    with lab.server() as server:
-        shard = Shard(RedisSettings.model_validate({"url": server.url}))
-        with contextlib.closing(shard):
-            shard.read_clock()
-            outbox = Outbox(shard, "benchmark")
-            outbox.groups.ensure(GROUP)
-            add_events(server.url, events)
-            ids: list[bytes] = []
-            while entries := outbox.read(GROUP, 1000):
-                ids += [entry.id for entry in entries]
-            shard.client.config_set("slowlog-log-slower-than", 20)  # not what a script calls
-            shard.client.config_set("slowlog-max-len", 1000)
-            shard.client.slowlog_reset()
-            for _ in range(HEARTBEATS):
-                outbox.heartbeat(GROUP, ids)
-            calls: Any = shard.client.slowlog_get(1000)
-    durations = [call["duration"] / 1000 for call in calls if call["command"].upper().startswith(b"EVAL")]
-    return Sample(
-        {"longest_ms": max(durations)},
-        {"commands": len(durations) / HEARTBEATS, "all_ms": sum(durations) / HEARTBEATS},
-    )
-
-
-MEMORY = Row(
+ROW = Row(
     "undelivered",
     "peak memory of a process that delivers many undelivered events in batches of 100",
     "10,000 undelivered events",
@@ -77,11 +43,4 @@ MEMORY = Row(
         "memory_of_large": Goal("at_most", 1.1, "50,000 events of 8 kB", "10,000 events of 8 kB"),
     },
     memory,
-)
-HEARTBEAT = Row(
-    "heartbeat",
-    "heartbeat of a process with 4,000 events in hand: the longest time that it holds Redis, ms",
-    "",
-    {"longest_ms": Goal("at_most", 1.0)},
-    heartbeat,
 )

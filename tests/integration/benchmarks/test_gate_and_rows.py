@@ -15,7 +15,7 @@ from benchmarks.foreign_load import foreign_load
 from benchmarks.lab import Lab
 from benchmarks.results import Measured
 from benchmarks.row import Goal, NotMeasurable, Row, Sample
-from benchmarks.rows import ROWS, peers, queues
+from benchmarks.rows import ROWS, queues
 from benchmarks.suite import measure
 from benchmarks.wire import Wire, encode
 from sweeperd.store.embedded import binaries
@@ -265,12 +265,6 @@ def test_a_round_says_what_the_host_took_meanwhile(monkeypatch: pytest.MonkeyPat
     assert measured.median("stolen") == 0.1
 
 
-def test_peers_that_are_not_installed_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(peers, "find_spec", lambda _: None)
-    with pytest.raises(NotMeasurable, match=r"pip install -e '\.\[bench\]'"):
-        peers.measure(Lab(Binary("", "7.0"), tmp_path, quick=True))
-
-
 def test_queues_that_are_not_at_hand_are_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(queues, "which", lambda name: None if name == "go" else f"/bin/{name}")
     with pytest.raises(NotMeasurable, match=r"there is no go$"):
@@ -294,18 +288,13 @@ def test_the_plots_are_drawn_from_what_was_written(tmp_path: Path) -> None:
         "call_median_ms": [1.0, 1.0],
         "call_longest_ms": [2.0, 3.0],
     }
-    cost = {"entries": [10.0, 100.0], "scopes": [1.0, 2.0], "pipeline_depth": [1.0, 50.0], "microseconds": [1.0, 2.0]}
     delivery = {"concurrency": [1.0, 16.0], "events_per_second": [40.0, 700.0]}
     measured = {
         "foreground": [on("7.0.15", Sample({"p99": 2.0}, {"p99_ms": 1.0}, drain))],
-        **{
-            name: [on("7.0.15", Sample({}, {}, cost), Sample({}, {}, cost))]
-            for name in ("backlog", "scopes", "batches")
-        },
         "delivery": [on("7.0.15", Sample({}, {}, delivery))],
     }
     drawn = plots.draw(tmp_path, measured)
-    assert [path.name for path in drawn] == ["drain.svg", "cost.svg", "delivery.svg"]
+    assert [path.name for path in drawn] == ["drain.svg", "delivery.svg"]
     for path in drawn:
         assert "Redis 7.0" in path.read_text()
     before = drawn[0].read_bytes()

@@ -18,6 +18,8 @@ CHATTY = ("apscheduler", "urllib3", "tenacity", "opentelemetry")
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
 #: After how long a repeated line is written again, seconds.
 REPEAT_AFTER = 60.0
+#: After how long a failure that lasts is written again, seconds; and how many reasons are written in between.
+TROUBLE_AGAIN, REASONS = 300.0, 8
 
 
 class TextFormatter(logging.Formatter):
@@ -97,24 +99,58 @@ class Rarely:
         return due
 
 
+class Trouble:
+    """
+    Decides which lines to write about work that fails again and again: the first failure, a new reason, one failure
+    every 5 minutes, and the end.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        #: The reasons that were written lately; empty while the work succeeds.
+        self._reasons: set[str] = set()
+        self._repeat_at = 0.0
+        #: How often the work has failed in a row, and since when (by the clock).
+        self._failures, self._since = 0, 0.0
+
+    def is_news(self, reason: str) -> bool:
+        """The work failed. Returns whether to write a line."""
+        now = self._clock()
+        if not self._reasons:
+            self._failures, self._since = 0, now
+        self._failures += 1
+        if self._reasons and now >= self._repeat_at:
+            self._reasons.clear()
+        elif reason in self._reasons or len(self._reasons) >= REASONS:
+            return False
+        self._reasons.add(reason)
+        self._repeat_at = now + TROUBLE_AGAIN
+        return True
+
+    def end(self) -> dict[str, object] | None:
+        """The work succeeded. Returns the fields of the line to write; None if the work did not fail before."""
+        if not self._reasons:
+            return None
+        self._reasons.clear()
+        return {"failures": self._failures, "seconds": round(self._clock() - self._since, 1)}
+
+
 class Outage:
-    """A task that waits for Redis: logged when the wait begins, when the reason changes, and when the wait is over."""
+    """A task that waits for Redis: logged as `Trouble` says."""
 
     def __init__(self, log: logging.Logger, task: str, fields: Mapping[str, object]) -> None:
         """`task` begins both lines: `<task> waits for redis`, `<task> goes on`."""
         self._log = log
         self._task = task
         self._fields = dict(fields)
-        self._reason = ""
+        self._trouble = Trouble()
 
     def begin(self, error: Exception) -> None:
         """The task failed for this reason."""
-        if str(error) != self._reason:
-            self._reason = str(error)
-            self._log.warning(f"{self._task} waits for redis", extra=self._fields | {"error": self._reason})
+        if self._trouble.is_news(str(error)):
+            self._log.warning(f"{self._task} waits for redis", extra=self._fields | {"error": str(error)})
 
     def end(self) -> None:
         """The task succeeded."""
-        if self._reason:
-            self._log.info(f"{self._task} goes on", extra=self._fields)
-            self._reason = ""
+        if (outage := self._trouble.end()) is not None:
+            self._log.info(f"{self._task} goes on", extra=self._fields | outage)

@@ -472,8 +472,10 @@ class KindSweep:
         return report
 
     def failed(self, failure: Failure) -> None:
-        """Count a tick that failed, and log the failure."""
+        """Count a tick that failed, and log the failure if it is news: see `Trouble`."""
         self.telemetry.failed(redis_down=failure.sort == "redis")
+        if not self.telemetry.trouble.is_news(f"{failure.sort}: {failure.cause}"):
+            return
         fields = {"shard": self._shard.name, **self._kind.log_fields}
         match failure.sort:
             case "redis":

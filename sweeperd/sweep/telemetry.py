@@ -14,6 +14,7 @@ from pydantic import Field
 from sweeperd.config import EXPIRY_SPIKE, CyclesSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.document import Count, Moment, Seconds
+from sweeperd.logs import Trouble
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script, batches
@@ -213,6 +214,8 @@ class SweepTelemetry:
         self._ticks, self._seconds = 0, 0.0
         self._counts: Counter[Outcome] = Counter()
         self._trace_id = ""
+        #: Ticks that fail one after the other.
+        self.trouble = Trouble(clock)
         #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
@@ -269,8 +272,14 @@ class SweepTelemetry:
             self._add_up(report)
         if not woken:
             self.summarize()
-        if report.failure:
+        if not report.failure:
+            self._recovered()
+        elif self.trouble.is_news(report.failure):
             log.error("sweep failed", extra=self._about | {"error": report.failure})
+
+    def _recovered(self) -> None:
+        if (outage := self.trouble.end()) is not None:
+            log.info("sweep goes on", extra=self._about | outage)
 
     def _add_up(self, report: SweepReport) -> None:
         self._ticks += 1
@@ -289,6 +298,7 @@ class SweepTelemetry:
     def stood_by(self) -> None:
         """Another replica holds the lease."""
         self.summarize()
+        self._recovered()
         self._count_run("standby")
         self._metrics.redis_up.labels(self._shard).set(1)
 

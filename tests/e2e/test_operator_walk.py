@@ -17,7 +17,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, reser
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
-#: What the daemon logs at each tick, and what once for each task, while Redis cannot be reached.
+#: What the daemon logs once of the sweep, and of each task, while Redis cannot be reached.
 TICK_FAILED = "sweep failed, the next tick tries again"
 TASKS = ("delivery", "maintenance", "reconcile")
 

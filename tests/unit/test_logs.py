@@ -12,7 +12,7 @@ import pytest
 
 from sweeperd import logs
 from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import Outage, Rarely
+from sweeperd.logs import TROUBLE_AGAIN, Outage, Rarely, Trouble
 
 pytestmark = pytest.mark.usefixtures("log_restored")
 
@@ -187,3 +187,22 @@ def test_a_repeated_line_is_let_through_once_a_minute() -> None:
     assert not rarely()
     now += 1
     assert [rarely(), rarely()] == [True, False]
+
+
+def test_a_failure_that_lasts_is_news_at_first_with_a_new_reason_and_every_five_minutes() -> None:
+    now = 1000.0
+    trouble = Trouble(lambda: now)
+    assert trouble.end() is None
+    assert [trouble.is_news(reason) for reason in ("refused", "refused", "loading", "refused")] == [1, 0, 1, 0]
+    now += TROUBLE_AGAIN - 1
+    assert not trouble.is_news("refused")
+    now += 1
+    assert [trouble.is_news("refused"), trouble.is_news("refused")] == [True, False]
+    assert trouble.end() == {"failures": 7, "seconds": TROUBLE_AGAIN}
+    assert trouble.end() is None
+    assert trouble.is_news("refused")
+
+
+def test_reasons_that_never_repeat_do_not_fill_the_log() -> None:
+    trouble = Trouble(lambda: 1000.0)
+    assert sum(trouble.is_news(f"entry {number}") for number in range(100)) < 10

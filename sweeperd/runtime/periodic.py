@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
 import redis
@@ -39,9 +39,12 @@ class _Interval(IntervalTrigger):  # type: ignore[misc]
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
         """The first run after `previous`; a run that is due now if this time has long passed."""
-        if self.planned is not None and self.planned > now:
-            return self.planned
+        planned = self.planned
+        if planned is not None and planned > now:
+            return planned
         self.planned = None
+        if planned is not None and previous is not None and previous < planned:
+            return now + timedelta(microseconds=1)  # a moment that has come would be merged with the run at `previous`
         if previous is not None:
             previous = max(previous, now - self.interval)
         following: datetime | None = super().get_next_fire_time(previous, now)
@@ -59,6 +62,9 @@ class PeriodicTask:
     """
     Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. An exception is
     logged, and does not end the task. If a run takes longer than `longest` seconds, the task counts as stuck.
+
+    A run that was woken may do less than a planned run. So if a planned run becomes due during a woken run, it follows
+    the woken run. If it becomes due during another planned run, it is left out.
     """
 
     def __init__(
@@ -79,6 +85,9 @@ class PeriodicTask:
         self._turn = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
+        #: Whether `wake` asked for the next run, whether `wake` asked for the present run, and whether a planned run
+        #: follows the present run.
+        self._woken = self._runs_woken = self._owed = False
         #: When the last run began or ended, by the monotonic clock.
         self._changed_at = self._clock()
         self._job: _Job | None = None
@@ -128,8 +137,11 @@ class PeriodicTask:
         if self._job is None:
             return
         now, planned = datetime.now(UTC), self._job.next_run_time
+        self._woken = True
         if planned > now:
             self._job.trigger.planned = planned
+        else:
+            self._owed = True  # the planned run is due too, and has not begun
         self._move(self._job, now)
 
     def _move(self, job: _Job, to: datetime) -> None:
@@ -143,16 +155,22 @@ class PeriodicTask:
     def _run(self) -> None:
         with self._turn:
             if not self._idle.is_set():
+                self._owed = self._owed or self._runs_woken
                 return
             self._idle.clear()
-        self._changed_at = self._clock()
-        try:
-            self._work()
-        except Exception:
-            log.exception("a task failed", extra={"task": self.name})
-        finally:
+        more = True
+        while more:
+            self._runs_woken, self._woken = self._woken, False
             self._changed_at = self._clock()
-            self._idle.set()
+            try:
+                self._work()
+            except Exception:
+                log.exception("a task failed", extra={"task": self.name})
+            with self._turn:
+                self._changed_at = self._clock()
+                more, self._owed = self._owed, False
+                if not more:
+                    self._idle.set()
 
 
 class Lookout:

@@ -254,8 +254,10 @@ class Watch:
         """
         A tick begins. Returns the score that was seen if the tick was woken, else None; how many ms before now a tick
         over the whole index leaves to woken ticks; and whether the tick will most probably be short.
+
+        If another process led so far, the tick goes over the whole index: only that process knew when graces end.
         """
-        seen_ms = self.seen_ms if self.woken else None
+        seen_ms = self.seen_ms if self.woken and self.leads else None
         steady = self.armed and self.leads
         self.woken = self.armed = False
         return seen_ms, int(2000 * self.precision) if steady and seen_ms is None else 0, steady

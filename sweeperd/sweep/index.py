@@ -36,8 +36,13 @@ SCANS, SKIPS = 8, 32
 class IndexEntry(NamedTuple):
     id: bytes
     score: bytes
-    #: Whether the entry was in grace when the page was read. False if the page was read without a grace scan.
-    in_grace: bool = False
+    #: When the grace ends, ms, if a grace scan found the entry in grace; else 0.
+    grace_end_ms: int = 0
+
+    @property
+    def in_grace(self) -> bool:
+        """Whether a grace scan found the entry in grace."""
+        return self.grace_end_ms > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +156,6 @@ class ScannedPage(NamedTuple):
     entries: list[IndexEntry]
     #: Whether this is the last page of due entries.
     last: bool
-    #: When the first grace of the entries ends, ms; None if no entry is in grace.
-    first_end_ms: int | None
 
 
 class GraceCache:
@@ -200,20 +203,20 @@ class GraceCache:
 
     def scan(self, until: int, position: Position, count: int) -> ScannedPage:
         """
-        The next entries with a score up to `until`, at most `count`, with marks if in grace. If all entries are in
-        grace, they become a range. Raises redis.RedisError.
+        The next entries with a score up to `until`, up to `count`, each with the end of its grace if in grace. If all
+        entries are in grace, they become a range. Raises redis.RedisError.
         """
         bounded = self._bound is not None and float(self._bound) < until
         last: bytes | int = self._bound if bounded and self._bound is not None else until
         args: list[bytes | int] = [last, position.score, position.passed, count, *self._grace_scan.args]
         reply: Any = self._grace_scan.script.run(self._shard.client, Call([self._index], args))
-        flat, flags, more, first_end, fingerprint = reply
-        entries = list(map(IndexEntry, flat[::2], flat[1::2], [flag == ord("1") for flag in flags]))
+        flat, ends, more, fingerprint = reply
+        entries = list(map(IndexEntry, flat[::2], flat[1::2], ends))
         if fingerprint:
-            self._remember(entries, fingerprint, int(first_end))
+            self._remember(entries, fingerprint, min(ends))
         if more != b"1":
             self._bound = None
-        return ScannedPage(entries, more != b"1" and not bounded, int(first_end) if first_end else None)
+        return ScannedPage(entries, more != b"1" and not bounded)
 
     def _choose(self, position: Position, entries: int) -> list[CachedRange]:
         """The next ranges to be checked, with about `entries` entries."""
@@ -342,8 +345,6 @@ class IndexReader:
         page = self._cache.scan(self._until, self._position, min(self._page_size, SCANS * batch_size))
         self.ended = page.last
         self._scans = 2 * sum(entry.in_grace for entry in page.entries) >= len(page.entries)
-        if page.first_end_ms is not None:
-            self._cursor.pass_by(page.first_end_ms)
         return IndexPage(page.entries)
 
     def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:

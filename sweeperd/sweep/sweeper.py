@@ -370,7 +370,7 @@ class Sweeper:
         decisions, trouble = [], None
         for entry in batch:
             if entry.in_grace:
-                decisions.append(Decision(entry.id, Outcome.IN_GRACE))
+                decisions.append(Decision(entry.id, Outcome.IN_GRACE, grace_end_ms=entry.grace_end_ms))
                 continue
             reply = next(replies)
             if isinstance(reply, Exception) and is_server_trouble(reply):

@@ -104,6 +104,22 @@ def test_a_grace_is_asked_about_at_its_end(server: Server, client: redis.Redis, 
     assert (line["expired"], line["in_grace"], line["ticks"] >= 3) == (2, 4, True)
 
 
+def test_the_next_leader_learns_when_graces_end_that_only_the_last_one_knew(
+    server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    with replicas(server, tmp_path, 2) as running:
+        reserve(client, ["kept"], overdue_by=-300)
+        eventually(lambda: not client.zcard("reservation:ttl"))
+        first = leader(client, running)
+        ids = {f"{number}" for number in range(20)}
+        reserve(client, sorted(ids), overdue_by=-6000, grace=6000)
+        eventually(lambda: outcome(first, "in_grace") == 20)
+        first.kill()
+        reserve(client, ["wakes"], overdue_by=-100)
+        eventually(lambda: not client.zcard("reservation:ttl"))
+        assert max(late(client, ids)) < 6000 + 5000
+
+
 def test_without_precision_a_deadline_waits_for_the_interval(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -42,7 +42,7 @@ COMPARED = {
     "last-delivered-id",
 }
 #: A reply's part that only the server itself can read: fakeredis has no cmsgpack for fingerprints.
-OPAQUE = {"sweep/grace_scan": 4}
+OPAQUE = {"sweep/grace_scan": 3}
 #: Replies that end with the life of a key, ms, which is rounded in several ways.
 LIVES = ("PTTL", "ops/reconcile_look")
 #: What tells about the server, and not about its data.

@@ -55,15 +55,15 @@ return {'in_grace'}
 #: The page shows which entries stay.
 GRACE_SCAN = f"""
 {source("include/paging")}
-local found, flags = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
+local found, ends = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]), {{}}
 for i = 1, #found, 2 do
   local stays = string.match(found[i], '^stay')
   if stays then
     redis.call('RPUSH', ARGV[5], found[i])
   end
-  flags[#flags + 1] = stays and '1' or '0'
+  ends[#ends + 1] = stays and 9007199254740992 or 0
 end
-return {{found, table.concat(flags), #flags == tonumber(ARGV[4]) and '1' or '0', '', ''}}
+return {{found, ends, #ends == tonumber(ARGV[4]) and '1' or '0', ''}}
 """
 INDEX, JOURNAL, QUARANTINE = b"index", b"journal", b"quarantine"
 

@@ -11,10 +11,9 @@
 --            page has been read, so they cannot be KEYS; they share the index's prefix, and so the slot.
 -- ARGV[6] -> grace in ms if a reservation has no grace_ms
 --
--- Returns {{id, score, id, score, ...}, flags, more, first_end, fingerprint}.
---   flags        one character for each id: '1' if the reservation is in grace, else '0'
+-- Returns {{id, score, id, score, ...}, ends, more, fingerprint}.
+--   ends         for each id when the grace ends, ms, if the reservation is in grace; else 0
 --   more         '1' if there may be more entries after the page, else '0'
---   first_end    ms when the first grace among them ends; '' if none is in grace
 --   fingerprint  '' unless all are in grace. unchanged_ranges.lua recognises the page by it. The page is then cut after
 --                the last score with all its entries in the page, unless there is only a single score.
 
@@ -25,34 +24,32 @@
 local count = tonumber(ARGV[4])
 local found = page(KEYS[1], ARGV[1], ARGV[2], ARGV[3], count)
 local attempt, stem, grace_text = redis.pcall, ARGV[5], ARGV[6]
-local flags, first_end, all = {}, math.huge, true
+local ends, all = {}, true
 for i = 1, #found, 2 do
   local row = attempt('HMGET', stem .. found[i], 'state', 'expires_at', 'grace_ms')
-  local in_grace = false
+  local ends_at = 0
   if row[1] == 'ACTIVE' then
     local phase, expires_at, grace = deadline_phase(row[2], row[3] or grace_text)
-    in_grace = phase == 'in_grace'
-    if in_grace then
-      first_end = math.min(first_end, expires_at + grace)
+    if phase == 'in_grace' then
+      ends_at = expires_at + grace
     end
   end
-  flags[#flags + 1] = in_grace and '1' or '0'
-  all = all and in_grace
+  ends[#ends + 1] = ends_at
+  all = all and ends_at > 0
 end
 
-local more = #flags == count and '1' or '0'
-local end_text = first_end < math.huge and string.format('%d', first_end) or ''
-if not all or #flags == 0 then
-  return {found, table.concat(flags), more, end_text, ''}
+local more = #ends == count and '1' or '0'
+if not all or #ends == 0 then
+  return {found, ends, more, ''}
 end
-local length = #flags
+local length = #ends
 if length == count and found[2] ~= found[2 * length] then
   local last = found[2 * length]
   while found[2 * length] == last do
     length = length - 1
   end
 end
-for i = #found, 2 * length + 1, -1 do
-  found[i] = nil
+for i = #ends, length + 1, -1 do
+  ends[i], found[2 * i], found[2 * i - 1] = nil, nil, nil
 end
-return {found, string.rep('1', length), more, end_text, fingerprint(found)}
+return {found, ends, more, fingerprint(found)}

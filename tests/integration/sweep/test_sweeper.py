@@ -563,6 +563,18 @@ def test_a_tick_over_the_index_learns_when_a_grace_ends(client: redis.Redis, sha
     assert sweeper.grace_end_ms == now - 2000 + 3_600_000
 
 
+def test_a_new_process_learns_when_the_graces_end_that_another_one_knew(client: redis.Redis, shard: Shard) -> None:
+    """Also where a scan says that the entries are in grace, so that no decision about them does."""
+    reserve(client, ["later", "soon"], overdue_by=-2000, grace=3000)
+    client.hset("reservation:res_later", "grace_ms", 3_600_000)
+    sweeper = make_sweeper(shard, settings=SweepSettings(batch_size=7))
+    assert dict(sweeper.tick().counts) == {Outcome.IN_GRACE: 2}
+    deadline: Any = client.zscore("reservation:ttl", "soon")
+    assert sweeper.grace_end_ms == deadline + 3000
+    eventually(lambda: shard.read_clock() > sweeper.grace_end_ms + 1)
+    assert dict(sweeper.tick(seen_ms=server_time(client)).counts) == {Outcome.EXPIRED: 1}
+
+
 @pytest.mark.parametrize(
     ("first", "last", "counts"),
     [(1000, 2500, [2500, 1500, 1000, 1000]), (0, 1500, [1500, 1000, 1000]), (2400, 2500, [2500, 2500, 2400])],

@@ -31,6 +31,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.sample import spread
 from sweeperd.sweep.sweeper import measured
 from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
 from sweeperd.text import decode, moment_ms, span
@@ -465,7 +466,7 @@ def _kind(shard: Shard, kind: Kind, now: int) -> KindDocument:
 def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) -> Due:
     if not due:
         return Due()
-    entries = _spread(shard, kind.index, due, sample)
+    entries = spread(shard, kind.index, due, sample)
     if not entries:
         return Due()  # all entries were swept meanwhile
     explanations = explain(shard, kind, [entry for entry, _ in entries], batch)
@@ -483,14 +484,3 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
         due = len(entries)
     in_grace = round(in_grace * due / len(entries))
     return Due(due, in_grace, due - in_grace, exact, max(0.0, (now - moment_ms(entries[0][1])) / 1000), oldest_overdue)
-
-
-def _spread(shard: Shard, index: bytes, due: int, sample: int) -> list[tuple[bytes, float]]:
-    """Id and score of the due entries, the oldest first; if there are more than `sample`, evenly spread entries."""
-    if due <= sample:
-        return list(shard.client.zrange(index, 0, due - 1, withscores=True))  # type: ignore[arg-type]
-    pipeline = shard.client.pipeline(transaction=False)
-    for number in range(sample):
-        rank = number * (due - 1) // max(1, sample - 1)
-        pipeline.zrange(index, rank, rank, withscores=True)
-    return [entry for found in pipeline.execute() for entry in found]

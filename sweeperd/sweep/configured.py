@@ -98,6 +98,8 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         end=end,
         deadline=kind.deadline,
         tenant=kind.tenant or "tenant",
+        active=kind.active,
+        ends={field: (value,) for field, value in kind.ended.items()},
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},

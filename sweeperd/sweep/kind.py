@@ -124,6 +124,10 @@ class Kind:
     #: The fields of the hash with the deadline and the tenant.
     deadline: str
     tenant: str
+    #: Field -> the value that an active entry has there; empty if a script of the user decides.
+    active: Mapping[str, str] = field(default_factory=dict)
+    #: Field -> the values by which an entry is known to have ended.
+    ends: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The job whose lease a sweep of this kind holds.
     lease_job: str
     #: The end of the names of the kind's fields in `sweeperd:reconcile`.

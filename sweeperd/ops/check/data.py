@@ -12,7 +12,8 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
+from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
+from sweeperd.ops.check.sample import misfit
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.replays import GROUP_PREFIX
@@ -23,6 +24,7 @@ from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Call, Command, Script, run_commands, script_names, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import configured
+from sweeperd.sweep.sample import sample
 from sweeperd.text import decode, span
 
 _GRANT = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
@@ -296,7 +298,10 @@ def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:
 
 
 def swept(kind: KindSettings, subject: Subject) -> CheckResult:
-    """Whether the script compiles, the index is a sorted set, and on Redis 6.2 the rights suffice."""
+    """
+    Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, and the settings fit a
+    sample of the entries.
+    """
     shard = subject.shard
     made = configured(kind, subject.settings, shard.keys)
     try:
@@ -306,6 +311,14 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
     type_ = cast(bytes, shard.client.type(made.index)).decode()
     if type_ not in ("zset", "none"):
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
+    try:
+        problem = misfit(kind, made, shard, sample(shard, made))
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        return unknown("HMGET, PTTL and TYPE on the entries")
+    if problem is not None:
+        return problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
 
 

@@ -9,7 +9,8 @@ from pydantic import SecretStr
 from sweeperd.ops.acl import acl_users
 from sweeperd.ops.check import CheckFinding, check_shard
 from sweeperd.store import Shard
-from tests.lua.kinds.world import SEATS, scripted, settings_of
+from tests.lua.kinds.world import DEADLINE, SEATS, scripted, settings_of
+from tests.support.kind_settings import hold_seats
 from tests.support.servers import Server
 
 
@@ -27,9 +28,61 @@ def finding(server: Server, kind: dict[str, Any]) -> CheckFinding:
 
 @pytest.mark.parametrize("kind", [SEATS, scripted("function decide() end")], ids=["declared", "script"])
 def test_a_kind_that_can_be_swept(server: Server, client: redis.Redis, kind: dict[str, Any]) -> None:
-    client.zadd("seats:ttl", {"h1": 1})
+    hold_seats(client, "h1", 1, DEADLINE)
     found = finding(server, kind)
     assert (found.level.value, found.says) == ("ok", "seats:ttl: 1 entries")
+
+
+#: Far ahead of every test's clock, ms.
+AHEAD = 4_000_000_000_000
+#: One wrong word in the settings, and what the finding names.
+WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "key": (SEATS | {"key": "seats:holds:{id}"}, ["seats:holds:{id}", "seats:ttl"]),
+    "active": (SEATS | {"active": {"state": "held"}}, ["state is HELD", "held"]),
+    "field of active": (SEATS | {"active": {"status": "HELD"}, "ended": {"status": "EXPIRED"}}, ["status is missing"]),
+    "script": (scripted("function decide(hash) return 'skip', hash.state end"), ["skip", "HELD"]),
+}
+
+
+@pytest.mark.parametrize("deadline", [DEADLINE, AHEAD], ids=["due", "not due"])
+@pytest.mark.parametrize("wrong", WRONG)
+def test_settings_that_fit_no_entry(server: Server, client: redis.Redis, wrong: str, deadline: int) -> None:
+    for number in range(3):
+        hold_seats(client, f"h{number}", 1, deadline)
+    kind, named = WRONG[wrong]
+    found = finding(server, kind)
+    assert found.level.value == "failure"
+    assert [text for text in named if text not in found.says] == []
+    assert found.advice
+
+
+MEMBERS = {"a job": '{"task":"mail","to":"a@example.org"}', "a whole key": "seats:hold:h1"}
+
+
+@pytest.mark.parametrize("sort", MEMBERS)
+def test_members_that_are_not_the_ids_of_the_key(server: Server, client: redis.Redis, sort: str) -> None:
+    client.hset("seats:hold:h1", "state", "HELD")
+    client.zadd("seats:ttl", {MEMBERS[sort]: DEADLINE})
+    found = finding(server, SEATS)
+    assert found.level.value == "failure"
+    assert ("no `key`" in found.says) is (sort == "a job")
+
+
+def test_the_sample_covers_the_whole_index(server: Server, client: redis.Redis) -> None:
+    """Of 2,000 entries without a hash and 40 living ones behind them, the sample finds a living one."""
+    client.zadd("seats:ttl", {f"x{number}": number for number in range(2000)})
+    for number in range(40):
+        hold_seats(client, f"h{number}", 1, AHEAD + number)
+    assert finding(server, SEATS).level.value == "ok"
+
+
+def test_entries_that_have_all_ended(server: Server, client: redis.Redis) -> None:
+    hold_seats(client, "h1", 1, DEADLINE, state="EXPIRED")
+    assert finding(server, SEATS).level.value == "ok"
+
+
+def test_an_empty_index(server: Server) -> None:
+    assert finding(server, SEATS).level.value == "ok"
 
 
 @pytest.mark.parametrize("right", ["jobs:running:*", "sweeperd:protected:seat-hold"])

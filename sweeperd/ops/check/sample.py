@@ -1,0 +1,72 @@
+"""Judges a sample of an index: whether the settings of a kind fit the entries that are there."""
+
+import json
+from collections.abc import Sequence
+
+from sweeperd.config.kinds import KindSettings
+from sweeperd.ops.check.findings import CheckResult, failure
+from sweeperd.ops.show import explain
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.sample import SampledEntry
+from sweeperd.text import decode
+
+#: A longer member of an index is data rather than an id, bytes.
+LONGEST_ID = 512
+
+
+def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[SampledEntry]) -> CheckResult | None:
+    """A failure if no entry has a hash, or none is active. Raises redis.RedisError."""
+    if not entries:
+        return None
+    hashes = [entry for entry in entries if entry.type == "hash"]
+    of = f"none of {len(entries)} sampled entries of {settings.index}"
+    if not hashes:
+        return failure(
+            f"{of} has a hash {settings.key}: {_about(kind, entries)}", "correct `key` or `index` before a sweep runs"
+        )
+    alive = [entry for entry in hashes if entry.is_active(kind)]
+    if settings.script is not None:
+        decisions = [each.decision for each in explain(shard, kind, [entry.id for entry in alive], len(alive))]
+        skipped = [each for each in decisions if each.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND)]
+        ended = {entry.id for entry in alive if entry.has_ended(kind)}
+        if len(skipped) < len(decisions) or all(each.id in ended for each in skipped):
+            return None
+        says = next(each.detail for each in skipped if each.id not in ended)
+        return failure(
+            f"the script skips all {len(skipped)} hashes of the sample ({says})", "correct `script` before a sweep runs"
+        )
+    unknown = [entry for entry in hashes if not entry.has_ended(kind)]
+    if alive or not unknown:
+        return None
+    return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
+
+
+def _about(kind: Kind, entries: Sequence[SampledEntry]) -> str:
+    """What the members of the index are, as far as they show it."""
+    first = entries[0]
+    if all(_is_data(entry.id) for entry in entries):
+        return "the members are data and not ids, so no `key` can name their hashes"
+    if all(entry.id.startswith(kind.stem) for entry in entries):
+        return f"the members are whole keys, such as {decode(first.id)}; an index holds the part in place of {{id}}"
+    is_ = "is missing" if first.type == "none" else f"is a {first.type}"
+    return f"{decode(kind.hash_key(first.id))} {is_}"
+
+
+def _is_data(member: bytes) -> bool:
+    """Whether a member of an index is a JSON object or array, or too long for an id."""
+    try:
+        return len(member) > LONGEST_ID or isinstance(json.loads(member), dict | list)
+    except ValueError:
+        return False
+
+
+def _mismatch(kind: Kind, entry: SampledEntry) -> str:
+    """The first field of `active` that differs."""
+    for name, wanted in kind.active.items():
+        value = entry.fields[name]
+        if value is None:
+            return f"{name} is missing, active says {wanted}"
+        if value != wanted.encode():
+            return f"{name} is {decode(value)}, active says {wanted}"
+    return ""

@@ -25,7 +25,6 @@ Moment = Annotated[
 Argument = Annotated[Any, WithJsonSchema({"type": "string"})]
 #: Bytes of Redis; what is not UTF-8 is escaped.
 Text = Annotated[str, pydantic.BeforeValidator(lambda value: decode(value) if isinstance(value, bytes) else value)]
-Sha256 = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9a-f]{64}$"})]
 #: The body of a webhook; None: the event is lost. The generator turns the comment into a reference.
 Body = Annotated[
     dict[str, Any] | None, WithJsonSchema({"anyOf": [{"$comment": "webhook.schema.json"}, {"type": "null"}]})

@@ -30,7 +30,6 @@ _COMMANDS = {
     "status": ("status:command", "Are we keeping up, is anyone not getting their events?"),
     "show": ("show:command", "Everything about one entry, and what a sweep would do with it."),
     "expired": ("expired:command", "What expired in a span of time, in order."),
-    "verify-archive": ("expired:verify_archive", "Verify an archive that `expired --json --chain` wrote."),
     "quarantine": ("quarantine:command", "What was set aside: list it, put it back after a repair, or dismiss it."),
     "dead-letters": ("dead_letters:command", "Deliveries that were given up on: list, replay, drop."),
     "endpoints": ("endpoints:command", "The receivers: list, pause, resume, skip, drop, test, attempts; their keys."),

@@ -1,36 +1,23 @@
-"""
-`sweeperd expired` and `sweeperd verify-archive`: what has expired, as a table, CSV, JSON lines or a verifiable chain.
-"""
+"""`sweeperd expired`: prints expiries as a table, CSV or JSON lines."""
 
 import csv
-import functools
 import heapq
 import io
 import itertools
 import json
 import operator
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, BinaryIO
+from typing import Any
 
 import click
 
-from sweeperd.cli.options import Exit, Moment, fail, json_option, moment, stop_on_signals
+from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import DEFAULT_SHARD
-from sweeperd.ops.expired import (
-    START,
-    ArchiveDocument,
-    Chain,
-    ExpiredCountDocument,
-    Expiry,
-    ExpiryReader,
-    retention_gap,
-    verify,
-)
+from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.health import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
@@ -62,13 +49,6 @@ _FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
 READ_EVERY, RETRY_EVERY = 0.5, 2.0
 
 
-def sha256(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """The callback of an option: a SHA-256 in hex. Raises click.BadParameter."""
-    if value is None or re.fullmatch("[0-9a-f]{64}", value.lower()):
-        return value and value.lower()
-    raise click.BadParameter(f"{value[:80]!r} is no SHA-256: 64 hexadecimal digits", context, parameter)
-
-
 @click.command("expired")
 @click.option("--since", callback=moment, metavar="TIME", default="15m", help="From then on, that moment included.")
 @click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
@@ -84,13 +64,6 @@ def sha256(context: click.Context, parameter: click.Parameter, value: str | None
 )
 @click.option("--limit", metavar="NUMBER", type=click.IntRange(1), help="At most so many, the oldest first.")
 @click.option("--count", is_flag=True, help="Print only how many they are.")
-@click.option("--chain", "chained", is_flag=True, help="With --json: each line carries the SHA-256 of the line before.")
-@click.option(
-    "--chain-from",
-    metavar="SHA256",
-    callback=sha256,
-    help="With --chain: the head of the archive that this one continues.  [default: a new chain]",
-)
 @on_shards()
 def command(
     run: Run,
@@ -102,8 +75,6 @@ def command(
     form: str,
     limit: int | None,
     count: bool,
-    chained: bool,
-    chain_from: str | None,
 ) -> None:
     """
     What expired from --since up to --until, in order: the events of the stream.
@@ -114,20 +85,14 @@ def command(
 
     JSON lines hold the body of each webhook, and the shard. In CSV a text begins with an apostrophe if a
     spreadsheet would take the text for a formula. If events of the span are no longer kept, standard error says so.
-
-    With --json --chain the lines are an archive for `sweeperd verify-archive`. Keep the head, on standard error at the
-    end, in another place.
     """
     if run.output.as_json and form not in ("jsonl", "table"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
     form = "jsonl" if run.output.as_json else form
     if follow and (until is not None or limit is not None or count):
         raise click.UsageError("--follow has no end: leave --until, --limit and --count out")
-    if count and (limit is not None or chained or form == "csv"):
-        raise click.UsageError("--count prints a number only: leave --limit, --chain and --format out")
-    if (chained and form != "jsonl") or (chain_from is not None and not chained):
-        raise click.UsageError("--chain goes with --json, and --chain-from with --chain")
-    chain = Chain(chain_from or START) if chained else None
+    if count and (limit is not None or form == "csv"):
+        raise click.UsageError("--count prints a number only: leave --limit and --format out")
     if kind is not None:
         check_name("kind", kind, {RESERVATIONS, *kind_names(run.settings)})
     found = run.each(lambda shard: _reader(shard, since, until, follow, tenant=tenant, kind=kind))
@@ -140,13 +105,11 @@ def command(
         run.report(ExpiredCountDocument(count=number, down=run.down))
         run.output.say(str(number))
     elif readers:
-        write = writer(run.output, form, chain)
+        write = writer(run.output, form)
         if follow:
             _follow(readers, write)
         else:
             write(_limited(events, limit))
-        if chain:
-            warn(f"the head of these {chain.lines} lines is {chain.head}")
 
 
 def _limited(events: Iterator[Expiry], limit: int | None) -> Iterator[Expiry]:
@@ -205,14 +168,14 @@ def _follow(readers: list[ExpiryReader], write: Writer) -> None:
             stop.wait(READ_EVERY)
 
 
-def writer(output: Output, form: str, chain: Chain | None) -> Writer:
-    """`form`: table, csv or jsonl. `chain`: each JSON line carries the hash of the line before."""
+def writer(output: Output, form: str) -> Writer:
+    """`form`: table, csv or jsonl."""
     if form == "table":
         click.secho(output.first_line(), dim=True)
     else:
         output.name_address()
     if form == "jsonl":
-        return _printing(functools.partial(_json, chain=chain))
+        return _printing(_json)
     wide = form == "table" and output.terminal
     line = _columns(output.screen.width) if wide else _csv if form == "csv" else _tabs
     click.secho(line(_COLUMNS), bold=wide or None)
@@ -227,9 +190,8 @@ def _printing(line: Callable[[Expiry], str]) -> Writer:
     return write
 
 
-def _json(event: Expiry, chain: Chain | None) -> str:
-    document = event.body | {"shard": event.shard}
-    return chain.link(document) if chain else json.dumps(document)
+def _json(event: Expiry) -> str:
+    return json.dumps(event.body | {"shard": event.shard})
 
 
 def _csv(cells: Iterable[object]) -> str:
@@ -285,38 +247,3 @@ def _row(event: Expiry) -> list[object]:
 def _safe(cell: object) -> str:
     text = printable(cell)
     return f"'{text}" if _FORMULA.match(text) else text
-
-
-@click.command("verify-archive")
-@click.argument("file", type=click.File("rb"))
-@click.option("--head", metavar="SHA256", callback=sha256, help="What the last line must hash to; finds a cut-off end.")
-@click.option(
-    "--chain-from",
-    metavar="SHA256",
-    callback=sha256,
-    help="The head of the archive that this one continues.  [default: it continues none]",
-)
-@json_option
-def verify_archive(file: BinaryIO, head: str | None, chain_from: str | None, as_json: bool) -> None:
-    """
-    Verify an archive: no line was changed, removed, added or moved. Else name the first broken line.
-
-    FILE is what `sweeperd expired --json --chain` wrote; - is standard input. If each archive continues
-    the archive before, several may stand in a FILE. Without --head, a changed last line or a missing end cannot be
-    noticed.
-
-    Exit codes: 0 the chain is whole; 1 the chain is broken; 2 bad option, or FILE cannot be read.
-    """
-    output = Output(as_json=as_json)
-    try:
-        verdict = verify(file, chain_from or START, head)
-    except OSError as error:
-        fail(f"{printable(file.name)}: cannot be read: {error.strerror}", Exit.USAGE)
-    whole = verdict.broken_line is None
-    if as_json:
-        output.json(ArchiveDocument.made_of(verdict, file=file.name, whole=whole))
-    elif whole:
-        output.say(f"{file.name}: the chain is whole: {verdict.lines} lines, head {verdict.head}", "green")
-    if not whole:
-        fail(f"{printable(file.name)}: line {verdict.broken_line}: {printable(verdict.problem)}", Exit.FAILED)
-    sys.exit(Exit.DONE)

@@ -1,15 +1,12 @@
-"""The archive of expiries as a chain of lines, and the expiries in the event stream."""
+"""Reads expiries from the event stream."""
 
 import functools
-import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, WithJsonSchema
-
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Sha256
+from sweeperd.document import CommandDocument, Count, Down
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
 from sweeperd.outbox.replays import first_searched, last_searched
 from sweeperd.store import streams
@@ -17,111 +14,6 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import is_meant, rfc3339, whole
-
-#: The key of the hash in each line.
-PREVIOUS = "previous_sha256"
-#: The hash in the first line of an archive that continues no other.
-START = "0" * 64
-
-
-def canonical(document: dict[str, Any]) -> str:
-    """The text that is hashed. Raises ValueError if a number is infinite or NaN."""
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-
-
-class Chain:
-    """Makes documents the lines of an archive."""
-
-    def __init__(self, head: str = START) -> None:
-        """`head`: the head of the archive that is continued."""
-        self.head = head
-        self.lines = 0
-
-    def link(self, document: dict[str, Any]) -> str:
-        """The document as the next line, in canonical form, without the line's end."""
-        line = canonical({**document, PREVIOUS: self.head})
-        self.head = hashlib.sha256(line.encode()).hexdigest()
-        self.lines += 1
-        return line
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveVerdict:
-    #: Lines that were read, the broken one included.
-    lines: int
-    #: The hash of the last line that is well.
-    head: str
-    #: The first broken line, from 1; if the end is missing, the number after the last line. None: all is well.
-    broken_line: int | None = None
-    #: What is wrong; empty if all is well.
-    problem: str = ""
-
-
-def verify(lines: Iterable[bytes], chain_from: str = START, head: str | None = None) -> ArchiveVerdict:
-    """
-    Follow the chain up to the first broken line. `chain_from`: the head of the archive that this archive continues.
-    `head`: the hash of the last line, if the hash is known.
-    """
-    chain = Chain(chain_from)
-    for line in lines:
-        number = chain.lines + 1
-        try:
-            document = _parse(line)
-        except ValueError as error:
-            return ArchiveVerdict(number, chain.head, number, str(error))
-        if document.get(PREVIOUS) != chain.head:
-            return ArchiveVerdict(number, chain.head, number, _mismatch(document, number, chain_from))
-        del document[PREVIOUS]
-        chain.link(document)
-    if head is not None and head != chain.head:
-        problem = f"the end is missing, or the last line was changed: the head is {chain.head}, not {head}"
-        return ArchiveVerdict(chain.lines, chain.head, chain.lines + 1, problem)
-    return ArchiveVerdict(chain.lines, chain.head)
-
-
-def _mismatch(document: dict[str, Any], number: int, chain_from: str) -> str:
-    previous = document.get(PREVIOUS)
-    if not isinstance(previous, str):
-        return f"it has no {PREVIOUS}"
-    if number == 1:
-        return f"it continues the head {previous[:64]!a}, not {chain_from}: name that with --chain-from"
-    if previous == START:
-        return "another archive begins here, and does not continue this one"
-    return "it does not continue the line before: that was changed, or a line between them is missing"
-
-
-def _parse(line: bytes) -> dict[str, Any]:
-    """Raises ValueError with a text for people."""
-    try:
-        document = json.loads(line.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
-        if isinstance(document, dict):
-            canonical(document)
-            return document
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
-        raise ValueError("it is not JSON") from None
-    raise ValueError("it is no JSON object")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) != len(pairs):
-        raise ValueError("it has a key twice")
-    return document
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"it holds {name}, which is not JSON")
-
-
-class ArchiveDocument(Document, title="sweeperd verify-archive FILE --json"):
-    file: Argument
-    whole: bool = Field(description="Whether the chain is whole.")
-    lines: Count = Field(description="Lines that were read, the broken one included.")
-    head: Sha256 = Field(description="The SHA-256 of the last line that is well.")
-    broken_line: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] | None = Field(
-        description="The first broken line, from 1; one after the last line if the end is missing. null: there is none."
-    )
-    problem: str = Field(description="What is wrong with it; empty if the chain is whole.")
 
 
 @dataclass(frozen=True)

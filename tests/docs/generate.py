@@ -31,7 +31,7 @@ from sweeperd.ops.endpoints import (
     SkipDocument,
     TrialDocument,
 )
-from sweeperd.ops.expired import PREVIOUS, ArchiveDocument, ExpiredCountDocument
+from sweeperd.ops.expired import ExpiredCountDocument
 from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
 from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
@@ -172,7 +172,6 @@ DOCUMENTS: dict[str, type[Document]] = {
     "replay": ReplaysDocument,
     "show": ShowDocument,
     "status": StatusDocument,
-    "verify-archive": ArchiveDocument,
 }
 MORE_FIELDS = "Fields may be added in later versions."
 
@@ -239,11 +238,7 @@ def expired_schema() -> str:
     body["title"] = "One line of sweeperd expired --json"
     body["description"] = f"The body of the webhook, and the shard. {MORE_FIELDS}"
     body["required"].append("shard")
-    hash_before = "the SHA-256 of the line before; of the first line 64 zeros, or the value of --chain-from"
-    body["properties"] |= {
-        "shard": {"type": "string"},
-        PREVIOUS: {"type": "string", "pattern": "^[0-9a-f]{64}$", "description": f"With --chain: {hash_before}."},
-    }
+    body["properties"]["shard"] = {"type": "string"}
     return json.dumps(body, indent=2) + "\n"
 
 

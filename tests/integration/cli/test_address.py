@@ -52,11 +52,10 @@ OTHERS = [
     ["expired", "--format", "csv"],
     ["expired", "--json"],
     ["expired", "--count"],
-    ["expired", "--json", "--chain"],
     ["endpoints", "keys"],
 ]
 #: Commands that use no Redis of the settings; and `acl`, which names each Redis with its line.
-WITHOUT = {"acl", "demo", "prove", "endpoints keygen", "verify-archive"}
+WITHOUT = {"acl", "demo", "prove", "endpoints keygen"}
 
 
 @pytest.fixture

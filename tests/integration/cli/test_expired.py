@@ -20,6 +20,7 @@ from tests.support.streams import append, entries
 EVENTS = "sweeperd:events"
 T = 1_795_262_400_000  # 2026-11-21T12:00:00Z
 AT = "2026-11-21T12:00:"
+SPAN = ["--since", AT + "00Z", "--until", AT + "59Z"]
 
 
 def add(client: redis.Redis, at_ms: int, reservation: str, entry: str = "", key: str = EVENTS, **fields: Any) -> None:
@@ -294,3 +295,31 @@ def test_an_event_that_somebody_wrote_by_hand(invoke: Run, client: redis.Redis) 
         result = invoke("expired", "--since", AT + "00Z", "--until", AT + "05Z", "--format", form)
         assert result.exit_code == 0
         assert len(result.stdout.splitlines()) == (2 if form == "jsonl" else 3)
+
+
+def test_count_and_limit(invoke: Run, client: redis.Redis) -> None:
+    for number in range(5):
+        add(client, T + number, f"r{number}", tenant="acme" if number % 2 else "globex")
+    counted = invoke("expired", "--count", *SPAN)
+    assert (counted.exit_code, counted.stdout) == (0, "5\n")
+    assert invoke("expired", "--count", "--tenant", "acme", *SPAN).stdout == "2\n"
+    assert json.loads(invoke("expired", "--count", "--json", *SPAN).stdout)["count"] == 5
+    limited = invoke("expired", "--json", "--limit", "3", *SPAN)
+    assert ids(limited.stdout) == ["r0", "r1", "r2"]
+    assert "there are more than 3; --limit shows more" in limited.stderr
+    assert "there are more" not in invoke("expired", "--json", "--limit", "5", *SPAN).stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["expired", "--follow", "--limit", "1"],
+        ["expired", "--follow", "--count"],
+        ["expired", "--count", "--limit", "1"],
+        ["expired", "--count", "--format", "csv"],
+        ["expired", "--limit", "0"],
+    ],
+)
+def test_bad_options(arguments: list[str], invoke: Run) -> None:
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (2, "")

@@ -1,4 +1,8 @@
-"""The pytest plugin of the kit: `pytest --sweeperd-config FILE` tries each property on each kind."""
+"""
+Runs each property on each kind under pytest. A `conftest.py` names the plugin:
+
+    pytest_plugins = ["sweeperd.kit.pytest_plugin"]
+"""
 
 from pathlib import Path
 
@@ -27,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError(f"--sweeperd-config: there is no {file}")
         if str(file) not in config.args:
             config.args.append(str(file))
-        # Loaded only here: every run of pytest imports this module, and few need the kit.
+        # Only a run with the option needs the kit.
         config.pluginmanager.import_plugin("sweeperd.kit.pytest_kinds")
 
 

@@ -1,6 +1,5 @@
 """`pytest --sweeperd-config FILE`: the kit's properties as tests of the user, on a real Redis."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,8 +9,7 @@ from sweeperd.kit.properties import COMPILES, PROPERTIES
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[3]
-#: The plugin is loaded by its module, whether or not this installation has its entry point.
-PLUGIN = ("-p", "no:sweeperd", "-p", "sweeperd.kit.pytest_plugin", "-p", "no:xdist", "-p", "no:cacheprovider")
+PLUGIN = ("-p", "sweeperd.kit.pytest_plugin", "-p", "no:xdist", "-p", "no:cacheprovider")
 EACH = len(PROPERTIES) + 1
 
 
@@ -125,9 +123,13 @@ def test_without_the_option_nothing_happens(pytester: pytest.Pytester) -> None:
     pytester.runpytest_subprocess(*PLUGIN).assert_outcomes(passed=1)
 
 
-def test_pip_installs_the_plugin() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["entry-points"]["pytest11"] == {"sweeperd": "sweeperd.kit.pytest_plugin"}
+def test_a_conftest_names_the_plugin_and_nothing_else_loads_it(pytester: pytest.Pytester) -> None:
+    example(pytester, "seat-holds")
+    options = ("-p", "no:xdist", "-p", "no:cacheprovider", "-k", "early")
+    unknown = pytester.runpytest_subprocess(*options, "--sweeperd-config", "config.toml")
+    assert unknown.ret == pytest.ExitCode.USAGE_ERROR
+    pytester.makeconftest('pytest_plugins = ["sweeperd.kit.pytest_plugin"]')
+    pytester.runpytest_subprocess(*options, "--sweeperd-config", "config.toml").assert_outcomes(passed=1)
 
 
 def test_a_run_without_an_end_fails_its_own_test_only(pytester: pytest.Pytester) -> None:

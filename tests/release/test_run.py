@@ -35,8 +35,9 @@ def place(tmp_path: Path) -> Place:
     root = tmp_path / "root"
     root.mkdir()
     git(root, "init", "-q")
+    (root / ".gitignore").write_text("dist/\n")
     commit(root, "code.py", "first")
-    made = Place(root, tmp_path / "work" / "clone", tmp_path / "work", root / "docs" / "evidence" / "0.1.0")
+    made = Place(root, tmp_path / "work" / "clone", tmp_path / "work", root / "dist" / "evidence" / "0.1.0")
     clone(made)
     return made
 
@@ -97,9 +98,6 @@ def test_a_resumed_release_leaves_out_what_held_on_this_commit(place: Place, tmp
     assert count.read_text() == "xx"
     assert not still_counts(read(place.results, "bad"), place)
 
-    git(place.root, "add", "-A")
-    git(place.root, "commit", "-q", "-m", "evidence")
-    assert still_counts(read(place.results, "good"), place)
     commit(place.root, "tests/mutants/results/lua.json", "verdicts")
     assert still_counts(read(place.results, "good"), place)
     first = place.commit
@@ -150,7 +148,7 @@ def test_the_clone_is_clean_and_of_this_commit(place: Place) -> None:
     (place.clone / "left over").write_text("of an earlier step")
     commit(place.root, "code.py", "second")
     clone(place)
-    assert sorted(path.name for path in place.clone.iterdir()) == [".git", "code.py"]
+    assert sorted(path.name for path in place.clone.iterdir()) == [".git", ".gitignore", "code.py"]
     assert (place.clone / "code.py").read_text() == "second"
 
 

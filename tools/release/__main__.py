@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from tools.release.page import render
-from tools.release.runner import EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all
+from tools.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all
 from tools.release.step import Step, read
 from tools.release.steps import Options, steps
 
@@ -65,7 +65,7 @@ def main(
 ) -> None:
     """Prove VERSION, step by step, and stop at the first step that fails."""
     work = (work or Path(tempfile.gettempdir()) / f"sweeperd-release-{version}").resolve()
-    place = Place(ROOT, work / "clone", work, ROOT / EVIDENCE / version)
+    place = Place(ROOT, work / "clone", work, ROOT / DATA / version)
     options = Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs, simulation_seeds, kubeconfig)
     all_steps = steps(options, work)
     if listed:

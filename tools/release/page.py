@@ -2,12 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tools.release.step import Result, Step
-
-#: Files that are shown as pictures.
-_PICTURES = (".svg", ".png")
 
 
 def render(
@@ -26,7 +22,7 @@ def render(
         "",
         f"What `python -m tools.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
         "repeat it.",
-        f"The data of each step is in [`{version}/results`]({version}/results).",
+        "Results, series and plots of each step are attached to the release.",
         "",
         _commits([result for result in results if result is not None], differing),
         "",
@@ -36,8 +32,8 @@ def render(
     lines += [_row(step, found[step.name]) for step in steps]
     for step in steps:
         result = found[step.name]
-        if result is not None and (result.figures or result.files or not result.holds):
-            lines += ["", *_section(version, step, result)]
+        if result is not None and (result.figures or not result.holds):
+            lines += ["", *_section(step, result)]
     return "\n".join(lines) + "\n"
 
 
@@ -77,28 +73,16 @@ def _row(step: Step, result: Result | None) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _section(version: str, step: Step, result: Result) -> list[str]:
-    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`"]
+def _section(step: Step, result: Result) -> list[str]:
+    """Up to seven lines, so that a page of all steps can be read."""
     versions = [f"{name} {result.host[name]}" for name in ("Python", "system", "servers") if name in result.host]
-    lines += ["", f"Commit `{result.commit[:12]}`; {'; '.join(versions)}"] * bool(versions)
-    if result.figures:
-        lines += [
-            "",
-            "| | |",
-            "|---|---|",
-            *(f"| {_cell(name)} | {_cell(text)} |" for name, text in result.figures.items()),
-        ]
-    for name in result.files:
-        path = f"{version}/{name}"
-        picture = Path(name).suffix in _PICTURES
-        lines += ["", f"![{step.shows}]({path})" if picture else f"Data: [`{name}`]({path})"]
+    run_on = f" on {'; '.join(versions)}" * bool(versions)
+    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`{run_on}"]
+    figures = "; ".join(f"{name}: {text}" for name, text in result.figures.items())
+    lines += ["", " ".join(figures.split())] * bool(figures)
     if not result.holds:
         lines += ["", "It failed:", "", "```", result.trouble.strip(), "```"]
     return lines
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _duration(seconds: float) -> str:

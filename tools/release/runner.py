@@ -18,7 +18,8 @@ from tools.release.step import Output, Result, Step, read, write
 
 #: How much of a failed command's output is kept, characters.
 TAIL = 4000
-EVIDENCE = "docs/evidence"
+#: The page of a version, and the data behind it, which is attached to the release and is not in Git.
+EVIDENCE, DATA = "docs/evidence", "dist/evidence"
 #: Changes below these folders leave the product as it is, so results of a commit before them still count.
 _FINDINGS = (EVIDENCE, "tests/mutants/results")
 #: What tells git to leave them out.

@@ -6,8 +6,6 @@ import logging
 import os
 import queue
 import secrets
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -15,22 +13,15 @@ import redis
 
 from sweeperd import __version__
 from sweeperd.config import Settings
+from sweeperd.demo.engine import Interrupt, perform
 from sweeperd.demo.screen import Evidence, Screen, give_up
 from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.logs import CHATTY, TextFormatter
-from sweeperd.runtime.daemon import Daemon
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
-
-#: The demo gives up after so many seconds: early enough to clean up everything within half a minute.
-LIMIT = 22.0
-#: How long to watch that nothing comes twice, seconds.
-WATCH = 1.0
-#: Between two steps of the play, seconds.
-STEP_EVERY = 0.05
 
 
 class DaemonLog(logging.Handler):
@@ -72,31 +63,6 @@ class DaemonLog(logging.Handler):
         logging.getLogger("sweeperd").setLevel(level)
 
 
-class Interrupt:
-    """Remembers a signal to end, so that everything started can be stopped in good order."""
-
-    def __init__(self) -> None:
-        self._asked = threading.Event()
-        self.number = 0
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for a signal; returns True if a signal came."""
-        return self._asked.wait(seconds)
-
-    def __enter__(self) -> "Interrupt":
-        signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        self._before = {number: signal.signal(number, self._on_signal) for number in signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _on_signal(self, number: int, _frame: object) -> None:
-        self.number = number
-        self._asked.set()
-
-
 def run_demo(echo: Callable[[str], None]) -> int:
     """Run the demo to the end, within half a minute. Returns the exit code: 0 if all books balance."""
     screen = Screen(echo)
@@ -130,10 +96,10 @@ def run_demo(echo: Callable[[str], None]) -> int:
                 ledger.open_budget(scope, unit(scope), amount)
             play = Play(screen, ledger, news)
 
-            def settled() -> bool:
-                return play.expiring <= receiver.verified.keys() and not _indexed(shard)
+            def over() -> bool:
+                return play.step() and play.expiring <= receiver.verified.keys() and not _indexed(shard)
 
-            problems = _perform(Daemon(settings), play, settled, interrupt, screen)
+            problems = perform(settings, over, interrupt, screen)
             books = [ledger.budget(scope, unit(scope)) for scope in BUDGETS]
             states = _states(shard, play.expected)
             left = _indexed(shard)
@@ -142,34 +108,11 @@ def run_demo(echo: Callable[[str], None]) -> int:
             if not interrupt.number:
                 return give_up(echo, f"the demo's Redis fails: {error}")
     if interrupt.number:
-        echo("\nInterrupted. The daemon has stopped; the demo's Redis and its data are gone.")
-        return 128 + interrupt.number
+        return interrupt.conclude(echo)
     evidence = Evidence(
         books, play.charged, play.expected, states, receiver.verified, receiver.refused, left, [*problems, *log.errors]
     )
     return screen.conclude(evidence, log.warnings, play.longest_lag_ms)
-
-
-def _perform(
-    daemon: Daemon, play: Play, settled: Callable[[], bool], interrupt: Interrupt, screen: Screen
-) -> list[str]:
-    """Run the daemon until the play is over and nothing has come twice. Returns what went wrong."""
-    problems = []
-    over_at: float | None = None
-    daemon.start()
-    try:
-        while not interrupt.wait(STEP_EVERY):
-            if screen.seconds > LIMIT:
-                problems.append(f"it was not over after {LIMIT:.0f} s")
-                break
-            if play.step() and settled():
-                over_at = over_at or screen.seconds
-                if screen.seconds > over_at + WATCH:
-                    break
-    finally:
-        if not daemon.stop():
-            problems.append("the daemon did not stop in time")
-    return problems
 
 
 def _states(shard: Shard, names: Iterable[str]) -> dict[str, str]:

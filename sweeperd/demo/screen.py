@@ -22,6 +22,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "expired": {"fg": "red", "bold": True},
     "budget back": {"fg": "green", "bold": True},
     "webhook": {"fg": "magenta"},
+    "service": {"fg": "cyan"},
+    "redis": {"fg": "green"},
 }
 #: The last words of the demo.
 NEXT_STEP = f"""
@@ -108,10 +110,10 @@ class Screen:
         """Write a fact about the whole demo."""
         self.echo(f"  {click.style(f'{label:<10}', bold=True)}{text}")
 
-    def line(self, label: str, name: str, text: str, change: str = "") -> None:
+    def line(self, label: str, text: str) -> None:
         """Write what has happened just now."""
         what = click.style(f"{label:<12}", **STYLES[label])
-        self.echo(f"{self.seconds:5.1f}s  {what}{name:<11}{text:<27}{change}".rstrip())
+        self.echo(f"{self.seconds:5.1f}s  {what}{text}".rstrip())
 
     def conclude(self, evidence: Evidence, warnings: Sequence[str], longest_lag_ms: int) -> int:
         """Show the books and what they prove. Returns the exit code."""
@@ -119,15 +121,15 @@ class Screen:
         self.title("In all")
         counts = Counter(evidence.expected.values())
         settled = f"{counts['COMMITTED']} committed, {counts['RELEASED']} released, {counts['EXPIRED']} expired"
-        self._verdict(
+        self.verdict(
             f"{len(evidence.books)} budgets balance, and nothing is reserved any more", evidence.budget_faults()
         )
-        self._verdict(f"{len(evidence.expected)} reservations: {settled}; the index is empty", evidence.state_faults())
-        self._verdict(
+        self.verdict(f"{len(evidence.expected)} reservations: {settled}; the index is empty", evidence.state_faults())
+        self.verdict(
             f"{counts['EXPIRED']} verified webhooks: exactly one for each expiry, none for the others",
             evidence.webhook_faults(),
         )
-        self._verdict(
+        self.verdict(
             f"no errors; all came back within {longest_lag_ms / 1000:.2f} s of the end of their grace", evidence.trouble
         )
         for warning in warnings:
@@ -150,11 +152,13 @@ class Screen:
             numbers = f"{book.allocated:>9,}{book.remaining:>11,}{book.reserved:>10,}{book.spent:>8,}"
             self.echo(f"  {'  ' * len(above) + name:<21}{book.unit:<8}{numbers}   {mark(not evidence.fault(book))}")
 
-    def _verdict(self, good: str, faults: Sequence[str]) -> None:
+    def verdict(self, good: str, faults: Sequence[str]) -> bool:
+        """Write that something is as it should be, or its faults. Returns whether it has none."""
         if not faults:
             self.echo(f"  {mark(True)}    {good}")
         for fault in faults:
             self.echo(f"  {mark(False)} {fault}")
+        return not faults
 
     def _end(self, colour: str, text: str) -> None:
         self.echo("\n" + click.style(text, fg=colour, bold=True))

@@ -160,16 +160,16 @@ class Play:
         )
         self._ends[plan.name] = time.monotonic() + plan.ttl + plan.grace
         text = f"{plan.amount:,} {plan.unit} for {plan.ttl} s"
-        self._screen.line("reserved", plan.name, text, self._change(plan.tenant, -plan.amount))
+        self._line("reserved", plan.name, text, self._change(plan.tenant, -plan.amount))
 
     def _extend(self, plan: Plan, by: float) -> None:
         try:
             self._ledger.extend(plan.tenant, plan.name, timedelta(seconds=by), idempotency_key=plan.name)
         except ReservationExpired:
-            self._screen.line("too late", plan.name, "it asks for more time after the deadline")
+            self._line("too late", plan.name, "it asks for more time after the deadline")
             return
         self._ends[plan.name] += by
-        self._screen.line("extended", plan.name, f"by {by} s: still at work")
+        self._line("extended", plan.name, f"by {by} s: still at work")
 
     def _return(self, plan: Plan) -> None:
         used = plan.used or 0
@@ -181,17 +181,20 @@ class Play:
                 self._ledger.commit(plan.tenant, plan.name, used, idempotency_key=plan.name)
         except ReservationExpired:
             # If the machine is busy, the owner itself may be slow. Then this reservation expires like the others.
-            self._screen.line("too late", plan.name, "its owner is back, but the grace is over")
+            self._line("too late", plan.name, "its owner is back, but the grace is over")
             return
         change = self._change(plan.tenant, plan.amount - used)
         if plan.used is None:
             self.expected[plan.name] = "RELEASED"
-            self._screen.line("released", plan.name, "not needed", change)
+            self._line("released", plan.name, "not needed", change)
         else:
             self.expected[plan.name] = "COMMITTED"
             self.charged.update(dict.fromkeys(levels(plan.scope), used))
             text = f"{'in grace: ' if late else ''}used {used:,} of {plan.amount:,}"
-            self._screen.line("committed", plan.name, text, change)
+            self._line("committed", plan.name, text, change)
+
+    def _line(self, label: str, name: str, text: str, change: str = "") -> None:
+        self._screen.line(label, f"{name:<11}{text:<27}{change}")
 
     def _change(self, tenant: str, change: int) -> str:
         before = self._left[tenant]
@@ -207,20 +210,20 @@ class Play:
             if item.kind == DUE and (DUE, item.name) not in self._shown:
                 self._shown.add((DUE, item.name))
                 grace = max(0.0, self._ends[item.name] - time.monotonic())
-                self._screen.line(DUE, item.name, f"deadline passed; in grace for {grace:.1f} s")
+                self._line(DUE, item.name, f"deadline passed; in grace for {grace:.1f} s")
         expired = [item for item in news if item.kind == EXPIRED]
         for item in expired:
             self._shown.add((EXPIRED, item.name))
             self.longest_lag_ms = max(self.longest_lag_ms, item.lag_ms)
-            self._screen.line(EXPIRED, item.name, "its owner never came back")
+            self._line(EXPIRED, item.name, "its owner never came back")
         for tenant in sorted({self.plans[item.name].tenant for item in expired}):
             remaining = self._ledger.budget(f"tenant:{tenant}", UNITS[tenant]).remaining
             if back := remaining - self._left[tenant]:
                 text = f"{back:+,} {UNITS[tenant]} on each level"
-                self._screen.line("budget back", tenant, text, self._change(tenant, back))
+                self._line("budget back", tenant, text, self._change(tenant, back))
         for item in news:
             if item.kind == WEBHOOK:
                 if (EXPIRED, item.name) in self._shown:
-                    self._screen.line(WEBHOOK, item.name, "received, signature verified")
+                    self._line(WEBHOOK, item.name, "received, signature verified")
                 else:
                     self._early.append(item)

@@ -23,8 +23,6 @@ class Disposition(enum.IntEnum):
 
     #: Delivered: acknowledge the event and count the delivery.
     ACKNOWLEDGE = enum.auto()
-    #: Not wanted by the endpoint: acknowledge the event, no request was made.
-    SKIP = enum.auto()
     #: Sent in vain: park the event, the wait begins now.
     NACK = enum.auto()
     #: Not sent: park the event, any process may take the event at once.
@@ -133,10 +131,9 @@ class Acknowledger:
     def _write(self, action: Disposition, settlements: Sequence[Settlement]) -> None:
         entries = [entry for settlement in settlements for entry in settlement.entries]
         match action:
-            case Disposition.ACKNOWLEDGE | Disposition.SKIP:
+            case Disposition.ACKNOWLEDGE:
                 self._lane.outbox.acknowledge(self._lane.group, [entry.id for entry in entries])
-                if action is Disposition.ACKNOWLEDGE:
-                    self._count("delivered", len(entries))
+                self._count("delivered", len(entries))
             case Disposition.NACK:
                 self._lane.outbox.nack(self._lane.group, entries)
             case Disposition.RELEASE:

@@ -167,10 +167,6 @@ class InFlight:
         by_bytes = int((self._capacity_bytes - self._bytes) / self._typical)
         return max(0 if self._sizes else 1, min(self.capacity - len(self._sizes), by_bytes))
 
-    def count_of(self, size: int) -> int:
-        """About how many events have so many bytes; at least 1."""
-        return max(1, int(size / self._typical))
-
     def ids(self) -> list[bytes]:
         """The ids in hand at this moment."""
         with self._changed:

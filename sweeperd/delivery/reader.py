@@ -175,6 +175,32 @@ SET_BACK = 1.0
 READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
 
 
+class ReadSize:
+    """
+    How many new events a read takes. Unwanted events need no room. While an endpoint is behind and wants few events, a
+    read takes more events than there is room for, so that the wanted ones fill about half of the room.
+    """
+
+    def __init__(self) -> None:
+        self._asked = 0
+        #: How many events are read for each free place, and how many bytes an event had in the last read.
+        self._each, self._typical = 1, 1.0
+
+    def fit(self, room: int) -> int:
+        """How many events to read if there is room for up to `room` wanted events."""
+        self._asked = max(1, min(room * self._each, READ_COUNT, int(READ_BYTES / self._typical)))
+        return self._asked
+
+    def learn(self, entries: Sequence[OutboxEntry], wanted: int) -> None:
+        """Learn from the last read. `wanted`: how many of its entries the endpoint wants."""
+        if not entries:
+            return
+        self._typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
+        most = len(entries) // (2 * wanted) if wanted > 0 else READ_COUNT
+        # Without a backlog, reads stay small: of a burst of wanted events, other processes get a share.
+        self._each = max(1, min(2 * self._each, most)) if len(entries) == self._asked else 1
+
+
 class Consumer:
     """
     Takes the events of one shard for one endpoint: new events, parked events when the wait is over, and the events of
@@ -190,6 +216,7 @@ class Consumer:
         self._refresh_every = min(lane.timing.refresh_every, lane.redelivery.initial / 4)
         self._scan = DueScan(lane)
         self._probe_chooser = ProbeChooser(lane.subscription, lane.outbox)
+        self._read_size = ReadSize()
         self._refresh_at = 0.0
         self._heartbeat_at = 0.0
         #: The last reading of Redis's clock, seconds, and when the answer came (monotonic).
@@ -273,12 +300,13 @@ class Consumer:
         block_ms = self._block_ms if block and not parked else 0
         if block_ms and self._lane.brake.waiting:
             block_ms = min(block_ms, int(self._lane.brake.pause * 1000))
-        most = min(READ_COUNT, self._lane.in_flight.count_of(READ_BYTES))
-        new = self._read(min(free - len(parked), most), block_ms) if len(parked) < free else []
+        new = self._read(self._read_size.fit(free - len(parked)), block_ms) if len(parked) < free else []
         entries = parked + new
         if 0 < len(entries) < self._lane.batches.size and len(self._lane.in_flight):
             self._lane.stop.wait(self._lane.timing.gather_events)  # for a fuller batch: the senders are busy
-        return self._queue(entries, in_order=not parked) or (scanning and not self._scan.at_start)
+        wanted = self._queue(entries, in_order=not parked)
+        self._read_size.learn(new, wanted - len(parked))
+        return bool(entries) or (scanning and not self._scan.at_start)
 
     def _read(self, count: int, block_ms: int) -> list[OutboxEntry]:
         if self._lane.subscription.exhausted:
@@ -328,9 +356,9 @@ class Consumer:
         if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
             return False
         entries = self._probe_chooser.take()
-        if not any(entry.pairs and self._lane.subscription.wants(entry) for entry in entries):
+        if not self._queue(entries, probe=True):
             self._lane.circuit.return_probe()
-        return self._queue(entries, probe=True)
+        return bool(entries)
 
     def _make_group_again(self) -> None:
         """The group is missing (a fail-over, a flush), or could not be made before: make the group at its position."""
@@ -342,35 +370,42 @@ class Consumer:
             log.warning("the group could not be made", extra=self._lane.log_fields | {"error": str(error)})
         self._lane.stop.wait(self._lane.timing.recovery_pause)
 
-    def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> bool:
+    def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> int:
         """
-        If the endpoint wants an event, queue the event for the senders; settle the rest without a request. `in_order`:
-        as in `BatchQueue.put`. Returns whether there were any events. If the settings ask for replicas and too few have
-        the events, release the events for later. Raises RedisUnavailable then. An event that is in hand already is left
-        out: if a group is lost and made again, the group gives some events anew.
+        Queue the wanted events for the senders, and acknowledge the unwanted ones. `in_order`: as in `BatchQueue.put`.
+        Returns how many events are wanted. If there is no room for all of them, or if the settings ask for replicas and
+        too few have the events, release events for later; in the second case raise RedisUnavailable. An event that is
+        in hand already is left out: if a group is lost and made again, the group gives some events anew.
         """
-        entries = [entry for entry in entries if entry.id not in self._lane.in_flight]
-        if not self._lane.outbox.confirmed(self._lane.group, entries):
-            self._lane.outbox.release(self._lane.group, [entry for entry in entries if entry.pairs])
-            raise RedisUnavailable(f"{self._lane.shard.address}: too few replicas have confirmed {len(entries)} events")
+        free, in_flight, outbox = self._lane.in_flight.free, self._lane.in_flight, self._lane.outbox
+        entries = [entry for entry in entries if entry.id not in in_flight]
+        gone: list[OutboxEntry] = []
         wanted: list[OutboxEntry] = []
         unwanted: list[OutboxEntry] = []
         for entry in entries:
-            if entry.pairs:
+            if not entry.pairs:
+                gone.append(entry)
+            else:
                 (wanted if self._lane.subscription.wants(entry) else unwanted).append(entry)
-        self._lane.in_flight.add(entries)
-        self._lane.batches.put(wanted, in_order=in_order, probe=probe)
-        self._settle(Disposition.SKIP, unwanted)
-        self._settle_gone(entries)
-        return bool(entries)
+        if not outbox.confirmed(self._lane.group, wanted):
+            outbox.release(self._lane.group, wanted + unwanted)
+            raise RedisUnavailable(f"{self._lane.shard.address}: too few replicas have confirmed {len(wanted)} events")
+        taken, surplus = wanted[:free], wanted[free:]
+        in_flight.add(taken + gone)
+        self._lane.batches.put(taken, in_order=in_order, probe=probe)
+        self._settle_gone(gone)
+        if surplus:
+            outbox.release(self._lane.group, surplus)
+            self._scan.hurry()
+        outbox.acknowledge_unwanted(self._lane.group, [entry.id for entry in unwanted])
+        return len(wanted)
 
-    def _settle_gone(self, entries: Sequence[OutboxEntry]) -> None:
-        gone = [entry for entry in entries if not entry.pairs]
-        self._settle(Disposition.DEAD_LETTER, gone, "the event is no longer in the stream")
+    def _settle_gone(self, gone: Sequence[OutboxEntry]) -> None:
+        self._give_up(gone, "the event is no longer in the stream")
 
-    def _settle(self, action: Disposition, entries: Sequence[OutboxEntry], reason: str = "") -> None:
+    def _give_up(self, entries: Sequence[OutboxEntry], reason: str) -> None:
         if entries:
-            self._acknowledger.add(Settlement(action, entries, reason))
+            self._acknowledger.add(Settlement(Disposition.DEAD_LETTER, entries, reason))
 
     def _take_back(self) -> bool:
         """
@@ -413,8 +448,8 @@ class Consumer:
             entry._replace(deliveries=entry.deliveries - 1) if entry.pairs else entry
             for entry in self._lane.outbox.claim(self._lane.group, old, 0)
         ]
-        self._lane.in_flight.add(entries)
         wanted = [entry for entry in entries if not entry.pairs or self._lane.subscription.wants(entry)]
-        self._settle(Disposition.DEAD_LETTER, wanted, self._lane.circuit.reason)
-        self._settle(Disposition.SKIP, [entry for entry in entries if entry not in wanted])
+        self._lane.in_flight.add(wanted)
+        self._give_up(wanted, self._lane.circuit.reason)
+        self._lane.outbox.acknowledge_unwanted(self._lane.group, [entry.id for entry in entries if entry not in wanted])
         return bool(old)

@@ -517,6 +517,14 @@ class Outbox:
         """The group needs these events no more. Returns how many of the events were pending."""
         return int(self._client.xack(self._key, group, *ids)) if ids else 0
 
+    def acknowledge_unwanted(self, group: str, ids: Sequence[bytes]) -> None:
+        """
+        Acknowledge taken events that the endpoint does not want, all in one command. If the call fails, the events stay
+        pending without a heartbeat, and are judged again after `Timing.take_over_after`.
+        """
+        if ids:
+            self._client.xack(self._key, group, *ids)
+
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True
     ) -> bool:

@@ -240,13 +240,87 @@ def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
 
 
 def test_an_event_that_the_endpoint_does_not_want_is_acknowledged(client: redis.Redis, make_reader: MakeReader) -> None:
+    """By the reader itself: such an event is never in hand, and waits for no other thread."""
     reader = make_reader(tenants=["acme"])
     expire(client, "other", tenant="another")
     reader.steps()
-    reader.settle()
-    assert reader.queued() is None
     assert (reader.pending, len(reader.in_flight)) == ({}, 0)
+    assert reader.queued() is None
     assert reader.acknowledger.counts() == {}
+
+
+def test_unwanted_events_pass_however_little_room_there_is(client: redis.Redis, make_reader: MakeReader) -> None:
+    """Reads grow while the endpoint is behind; the wanted events among them take the room, and the order stays."""
+    reader = make_reader(capacity=2, tenants=["acme"], limits=batch_limits(events=2))
+    for number in range(4):
+        expire(client, *map(str, range(600)), tenant="another")
+        if number:
+            expire(client, f"mine {number}")
+    reader.steps(14)
+    assert not reader.pending.keys() - set(reader.in_flight.ids()), "what nobody wants is acknowledged"
+    batch = reader.queued()
+    assert batch is not None
+    assert [entry.fields[b"id"] for entry in batch.entries] == [b"mine 1", b"mine 2"]
+    reader.in_flight.remove(entry.id for entry in batch.entries)
+    reader.steps(3)
+    batch = reader.queued()
+    assert batch is not None
+    assert [entry.fields[b"id"] for entry in batch.entries] == [b"mine 3"]
+
+
+def test_a_large_read_gives_back_what_there_is_no_room_for(client: redis.Redis, make_reader: MakeReader) -> None:
+    """At once and undelivered, so another process may send these; then reads are small again."""
+    reader = make_reader(capacity=4, tenants=["acme"])
+    expire(client, *map(str, range(1020)), tenant="another")
+    reader.steps(8)
+    mine = expire(client, *map(str, range(900)))
+    reader.steps()
+    assert reader.in_flight.ids() == mine[:4]
+    waiting: Any = client.xpending_range(EVENTS, "hook", "-", "+", 1000, PARKED.decode())
+    assert {(row["times_delivered"], row["time_since_delivered"] > 10**9) for row in waiting} == {(0, True)}
+    read = 4 + len(waiting)
+    assert 4 < read <= 900
+    reader.in_flight.remove(mine[:4])
+    reader.steps()
+    assert reader.in_flight.ids() == [*mine[4:6], *mine[read : read + 2]], "half of the room is for new events"
+
+
+def test_a_read_is_bounded_in_bytes_whether_the_events_are_wanted_or_not(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader(capacity=4, tenants=["acme"])
+    for number in range(60):
+        client.xadd(EVENTS, {"id": str(number), "tenant": "another", "data.note": "x" * 200_000})
+    taken: list[int] = []
+    for _ in range(15):
+        before = sum(taken)
+        reader.steps()
+        row: Any = client.xinfo_groups(EVENTS)[0]
+        left: Any = client.xrange(EVENTS, b"(" + row["last-delivered-id"])
+        taken.append(60 - len(left) - before)
+    assert (sum(taken), reader.pending) == (60, {})
+    assert 8 < max(taken) <= 10, taken
+
+
+def test_unwanted_events_that_could_not_be_acknowledged_are_judged_again(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wanted events beside them are queued all the same."""
+    reader = make_reader(tenants=["acme"])
+    (other,), (mine,) = expire(client, "other", tenant="another"), expire(client, "mine")
+
+    def refuse(*_: object) -> None:
+        raise redis.ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.outbox, "acknowledge_unwanted", refuse)
+        reader.steps()
+    assert reader.in_flight.ids() == [mine]
+    assert reader.pending == {other: (b"us", 1), mine: (b"us", 1)}
+    client.xclaim(EVENTS, "hook", "us", 0, [other], idle=int(USUAL.take_over_after * 1000), justid=True)
+    reader.now += USUAL.refresh_every
+    reader.steps()
+    assert reader.pending == {mine: (b"us", 1)}
 
 
 # ---- how long it waits
@@ -676,7 +750,7 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
         parked(client, *old, *other, *young, deliveries=2)
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps()
-    assert sorted(reader.in_flight.ids()) == [*old, *other]
+    assert sorted(reader.in_flight.ids()) == old
     reader.settle()
     assert len(reader.in_flight) == 0
     assert reader.given_up == [(b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]

@@ -14,10 +14,10 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.connect import ClusterClient
 from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
-from sweeperd.store.scripts import Call, Script, own_text
+from sweeperd.store.scripts import Call, Script, own_text, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind, Sums, Words
-from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script
+from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script, sums_script
 from sweeperd.sweep.reservations import RESERVATIONS, reservations
 
 #: The kinds of each shard, and the settings that the kinds were built from.
@@ -103,13 +103,14 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
-        counters=Sums(kind.sums),
+        counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: _deciding(script.source, sums_script(kind)))),
         max_wait_ms=wait_ms if protected is None else max(wait_ms, kind.unless_recheck_ms),
         protected=protected,
         reasons=_reasons(kind),
         more_reasons=kind.script is not None,
         script=script,
-        explainer=Script(f"explain {kind.name}", lambda: _explaining(script.source)),
+        explainer=Script(f"explain {kind.name}", lambda: _deciding(script.source, "return {reply, writes}\n")),
+        index_check=Script(f"check {kind.name}", lambda: _deciding(script.source, _index_check())),
         call=call,
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
@@ -126,14 +127,25 @@ def _reasons(kind: KindSettings) -> dict[str, str]:
     return found | (_PROTECTED_TOO_LONG if kind.unless_max is not None and kind.protected == "quarantine" else {})
 
 
-def _explaining(source: str) -> str:
-    """The script with a `redis` that records the writes and sends no write."""
+def _deciding(script: str, then: str) -> str:
+    """
+    The script with a `redis` that records the writes and sends no write, and after it, in the same step, the Lua `then`
+    with `reply` and `writes`.
+    """
     # The code before the user's script stands on one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
     return (
-        f"{recorder} local redis, writes = recorder(redis) local reply = (function() {source}\nend)()\n"
-        "if reply.err then\n  return reply\nend\nreturn {reply, writes}\n"
+        f"{recorder} local reply, writes do local redis, kept = recorder(redis) writes = kept "
+        f"reply = (function() {script}\nend)() end\n"
+        f"if reply.err then\n  return reply\nend\n{then}"
+    )
+
+
+def _index_check() -> str:
+    """reconcile_entry.lua after the kind's script, for `_deciding`."""
+    return "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[5], ARGV[6], ARGV[7], reply[1]}\n" + source(
+        "ops/reconcile_entry"
     )
 
 

@@ -93,6 +93,10 @@ class Sums:
     """The entries hold amounts of the counters that the settings declare; often of none."""
 
     declared: Sequence[SumSettings] = ()
+    #: (keys and arguments of the kind's script) to what one entry holds, in the step that decides whether it is active:
+    #: {outcome, deadline, {counter's key, field, amount, value of the counter or nil}, ...}, a list for each of
+    #: `declared`; the texts are empty if the hash lacks a field of the counter's name.
+    script: Script | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,9 @@ class Kind:
     script: Script
     #: The same script with a `redis` that records the writes and sends none: {reply, writes}.
     explainer: Script
+    #: ops/reconcile_entry; of a configured kind in the same step as the kind's script, with no write sent. The
+    #: arguments 2 to 4 of reconcile_entry come after the arguments of the kind's script.
+    index_check: Script
     #: (id, trace id) to a run of the script.
     call: Callable[[bytes, str], Call]
     #: (id, the script's reply) to the decision.

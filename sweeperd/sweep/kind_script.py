@@ -8,7 +8,18 @@ import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sweeperd.config.kinds import ID, OWN_KEYS, RESERVATION_KEYS, Amount, Command, Field, KindSettings, Word, may_meet
+from sweeperd.config.kinds import (
+    ID,
+    OWN_KEYS,
+    RESERVATION_KEYS,
+    Amount,
+    Command,
+    Field,
+    KindSettings,
+    Word,
+    may_meet,
+    parse_word,
+)
 from sweeperd.store.scripts import expand
 
 #: The globals of a Redis server that a user's script must not see. If a server has further globals, `check` fails.
@@ -407,6 +418,34 @@ def _parts(command: Command) -> Iterator[str | Field]:
         yield command.amount.literal if command.amount.field is None else Field(command.amount.field)
     if command.minimum is not None:
         yield from ("MIN", command.minimum)
+
+
+def sums_script(kind: KindSettings) -> str:
+    """
+    Lua, after the kind's script: what the entry holds of each of `sums`, and what the counter is in the same step. See
+    `Sums.script`.
+    """
+    words = [(parse_word(each.key), parse_word(each.field), each.of) for each in kind.sums]
+    named = [part.name for key, name, _ in words for part in (*key, *name) if isinstance(part, Field)]
+    row = Row(kind, [kind.deadline, *(name for name in named if name != ID), *(of for *_, of in words)])
+    lines = [
+        f"local row = redis.pcall('HMGET', KEYS[1], {', '.join(map(quoted, row.fields))})",
+        "if row.err then\n  return string.find(row.err, 'WRONGTYPE', 1, true) and {'not_found', ''} or row\nend",
+        f"local held, value = {{reply[1], {row[kind.deadline]} or ''}}",
+    ]
+    for key, name, of in words:
+        needed = dict.fromkeys(part.name for part in (*key, *name) if isinstance(part, Field) and part.name != ID)
+        there = " and ".join(f"({row[field]} or '') ~= ''" for field in needed) or "true"
+        lines += [
+            f"if {there} then",
+            f"  local key, name = ARGV[2] .. {_filled(key, row)}, {_filled(name, row)}",
+            "  value = redis.pcall('HGET', key, name)",
+            "  if type(value) == 'table' and not string.find(value.err, 'WRONGTYPE', 1, true) then",
+            "    return value\n  end",
+            f"  held[#held + 1] = {{key, name, {row[of]} or '', type(value) == 'string' and value}}",
+            "else\n  held[#held + 1] = {'', '', '', false}\nend",
+        ]
+    return "\n".join([*lines, "return held\n"])
 
 
 def quoted(text: str) -> str:

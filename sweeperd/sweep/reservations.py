@@ -83,6 +83,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
         cycles=True,
         script=Script("sweep/expire"),
         explainer=Script("ops/explain"),
+        index_check=Script("ops/reconcile_entry"),
         call=call,
         grace_scan=GraceScan(Script("sweep/grace_scan"), [stem, grace_ms]),
         check=functools.partial(_check_rights, rights),

@@ -206,22 +206,26 @@ def test_what_each_budget_has_reserved(world: World) -> None:
         (None, NOW + 10**9, None),
     ],
 )
-@pytest.mark.parametrize("repair", ["0", "1"])
+@pytest.mark.parametrize("seen", ["nothing", "the same", "another"])
 def test_a_kinds_index_is_right_or_not(
-    world: World, deadline: int | None, score: int | None, fault: str | None, repair: str
+    world: World, deadline: int | None, score: int | None, fault: str | None, seen: str
 ) -> None:
+    number = score if score is not None else deadline
+    mend = {"nothing": "", "the same": f"{fault}:{number}", "another": f"{fault}:{(number or 0) - 1}"}[seen]
     client = world.client
     client.hset("seat:1", mapping={"state": "HELD"} if deadline is None else {"until": deadline})
     if score is not None:
         client.zadd("seats", {"1": score})
     before = world.snapshot()
-    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", repair, "until", 100]))
+    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100]))
     if fault is None:
         assert reply == []
         assert world.snapshot() == before
         return
     assert reply == [fault.encode(), b"%d" % (deadline or 0), b"" if score is None else b"%d" % score]
-    assert client.zscore("seats", "1") == (deadline if repair == "1" else score)
+    assert client.zscore("seats", "1") == (deadline if seen == "the same" else score)
+    call = Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100, "skipped"])
+    assert frozen(NOW, KIND).run(client, call) == [], "it has ended"
 
 
 @pytest.mark.parametrize(

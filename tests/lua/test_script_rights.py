@@ -65,7 +65,9 @@ CASES = {
     "delivery/take_tokens": Case([b"sweeperd:pace"], ["billing", 60_000_000, 5, 1], "hdel hset"),
     "ops/adopt": Case([b"reservation:res_foreign", INDEX, QUARANTINE], ["foreign"], "zrem zadd"),
     "ops/dismiss": Case([ROW, QUARANTINE], ["r1"], "zrem hset"),
-    "ops/reconcile_entry": Case([INDEX, QUARANTINE, b"reservation:res_late"], ["late", "1", "", 0], "zrem zadd hdel"),
+    "ops/reconcile_entry": Case(
+        [INDEX, QUARANTINE, b"reservation:res_late"], ["late", f"lost:{NOW}", "", 0], "zrem zadd hdel"
+    ),
     "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1], "xadd xtrim hset", (ACTIONS,)),
     "ops/repair_budget": Case([BUDGET, LEASE], ["+", 5, "token"], "del hset"),
     "ops/replay": Case([EVENTS, DEAD], ["3-1"], "xadd xdel", (EVENTS,)),

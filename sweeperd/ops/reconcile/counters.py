@@ -25,8 +25,10 @@ cannot be read, of any budget. Such a budget is not judged, unless `reserved` is
 hold for certain. A CLOSED budget is not judged.
 
 **Sums.** A walk reads the hashes one after the other and the counters afterwards, so work in between makes both differ.
-A difference is a finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the sum.
-If nothing is suspect, the further walks are left out.
+A difference is a finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the
+sum, each with its amount and its deadline. One script reads whether an entry is active, its amount, and the counter: if
+the counter has another value beside one of its entries, the walk does not agree. If nothing is suspect, the further
+walks are left out.
 """
 
 import hashlib
@@ -34,10 +36,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import redis
-
 from sweeperd.config import SweepSettings
-from sweeperd.config.kinds import ID, Field, SumSettings, Word, parse_word
+from sweeperd.config.kinds import SumSettings, Word, parse_word
 from sweeperd.ops.reconcile.keyspace import Interrupted, Seen, Throttle
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
 from sweeperd.ops.reconcile.subjects import (
@@ -109,8 +109,10 @@ def counters_of(subject: Subject) -> Counters:
     """The budgets of reservations, the sums of a configured kind."""
     if isinstance(subject, Reservations):
         return BudgetCounters(subject)
-    declared = subject.kind.counters.declared if isinstance(subject.kind.counters, Sums) else ()
-    return SumCounters(subject, declared) if isinstance(subject, ConfiguredKind) and declared else Counters()
+    sums = subject.kind.counters
+    if isinstance(subject, ConfiguredKind) and isinstance(sums, Sums) and sums.declared and sums.script:
+        return SumCounters(subject, sums.declared, sums.script)
+    return Counters()
 
 
 @dataclass(slots=True)
@@ -419,13 +421,16 @@ class _Sum(NamedTuple):
     held: int
     #: The sum of the fingerprints of the entries.
     entries: int
+    #: Whether the counter had the same value in the whole walk.
+    steady: bool
 
 
 class SumCounters(Counters):
     """The counters that a configured kind declares in `sums`."""
 
-    def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings]) -> None:
+    def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings], script: Script) -> None:
         self._subject = subject
+        self._script = script
         self._throttle = subject.throttle
         self._client = subject.shard.client
         self._prefix = subject.shard.keys.prefix
@@ -443,7 +448,7 @@ class SumCounters(Counters):
             if not suspects:
                 return
             again = self._walk(WalkStage.AGAIN, suspects)
-            agreed = {name: each for name, each in suspects.items() if again.get(name) == each}
+            agreed = {name: each for name, each in suspects.items() if each.steady and again.get(name) == each}
             self.unjudged += len(suspects) - len(agreed)
             suspects = agreed
         for (key, name), each in sorted(suspects.items()):
@@ -454,64 +459,38 @@ class SumCounters(Counters):
     def _walk(self, stage: WalkStage, only: Collection[Counted] | None) -> dict[Counted, _Sum]:
         """One walk; `only`: for these counters."""
         held: dict[Counted, tuple[int, int]] = {}
+        self.unreadable = 0
+        # The values of each counter in this walk.
+        values: dict[Counted, set[bytes | None]] = {name: {value} for name, value in self._values(only or ()).items()}
         for _, ids in self._subject.hashes(stage):
             for part in batches(ids, CONFIRM):
                 with self._throttle.step():
-                    self._add(part, held, only)
-        wanted = list(only) if only is not None else list({**held, **dict.fromkeys(self._declared())})
-        values = self._values(wanted)
+                    self._add(part, held, values)
+        wanted = only if only is not None else {**held, **dict.fromkeys(self._declared())}
         return {
-            name: _Sum(_number(value), *held.get(name, (0, 0)))
-            for name, value in values.items()
+            name: _Sum(_number(value), *held.get(name, (0, 0)), values.get(name, {value}) == {value})
+            for name, value in self._values(wanted).items()
             if value is not None or name in held
         }
 
     def _add(
-        self, ids: Sequence[bytes], held: dict[Counted, tuple[int, int]], only: Collection[Counted] | None
+        self,
+        ids: Sequence[bytes],
+        held: dict[Counted, tuple[int, int]],
+        values: dict[Counted, set[bytes | None]],
     ) -> None:
-        holdings = self._holdings(ids)
-        if only is not None:
-            holdings = {
-                entry: [each for each in found if each and each[0] in only] for entry, found in holdings.items()
-            }
-            holdings = {entry: found for entry, found in holdings.items() if found}
-        for explanation in self._subject.explained(list(holdings)):
-            if explanation.decision.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND):
-                continue
-            entry = explanation.decision.id
-            for holding in holdings[entry]:
-                if holding is None:
+        calls = [self._subject.kind.call(entry, "") for entry in ids]
+        for entry, (outcome, deadline, *holdings) in zip(ids, self._subject.run(self._script, calls), strict=True):
+            active = outcome.decode() not in (Outcome.SKIPPED, Outcome.NOT_FOUND)
+            for key, name, text, value in holdings:
+                counted, amount = (key, name), whole(text)
+                if key:
+                    values.setdefault(counted, set()).add(value)
+                if active and amount is None:
                     self.unreadable += 1
-                    continue
-                name, amount = holding
-                sum_so_far, entries = held.get(name, (0, 0))
-                held[name] = sum_so_far + amount, entries + fingerprint(entry, amount)
-
-    def _holdings(self, ids: Sequence[bytes]) -> dict[bytes, list[tuple[Counted, int] | None]]:
-        """Entry -> for each sum the counter and the amount in the hash; None if these cannot be read."""
-        fields, found = self._fields(), dict[bytes, list[tuple[Counted, int] | None]]()
-        rows = run_commands(self._client, (("HMGET", self._subject.kind.hash_key(entry), *fields) for entry in ids))
-        for entry, values in zip(ids, rows, strict=True):
-            if isinstance(values, redis.ResponseError):
-                continue  # no hash
-            if isinstance(values, Exception):
-                raise values
-            row = {name.encode(): value or b"" for name, value in zip(fields, values, strict=True)}
-            found[entry] = [self._holding(declared, entry, row) for declared in self._sums]
-        return found
-
-    def _holding(self, declared: SumSettings, entry: bytes, row: Mapping[bytes, bytes]) -> tuple[Counted, int] | None:
-        key, name = (_filled(parse_word(text), entry, row) for text in (declared.key, declared.field))
-        amount = whole(row.get(declared.of.encode(), b""))
-        if key is None or name is None or amount is None:
-            return None
-        return (self._prefix + key, name), amount
-
-    def _fields(self) -> list[str]:
-        """The fields of a hash that the sums need."""
-        words = [parse_word(text) for declared in self._sums for text in (declared.key, declared.field)]
-        named = [part.name for word in words for part in word if isinstance(part, Field) and part.name != ID]
-        return list(dict.fromkeys([*named, *(declared.of for declared in self._sums)]))
+                elif active and amount is not None:
+                    sum_so_far, entries = held.get(counted, (0, 0))
+                    held[counted] = sum_so_far + amount, entries + fingerprint(entry, amount, deadline)
 
     def _declared(self) -> Iterator[Counted]:
         """The counters that may exist, also if no entry holds an amount of them."""
@@ -530,9 +509,9 @@ class SumCounters(Counters):
         for _, page in self._subject.keyspace.keys(stem):
             yield from (key for key in page if key.endswith(end) and not self._subject.is_entry(key))
 
-    def _values(self, wanted: Sequence[Counted]) -> dict[Counted, bytes | None]:
+    def _values(self, wanted: Iterable[Counted]) -> dict[Counted, bytes | None]:
         found: dict[Counted, bytes | None] = {}
-        for part in batches(wanted, CONFIRM):
+        for part in batches(list(wanted), CONFIRM):
             with self._throttle.step():
                 replies = run_commands(self._client, (("HGET", key, name) for key, name in part))
             for counter, value in zip(part, replies, strict=True):
@@ -542,22 +521,13 @@ class SumCounters(Counters):
         return found
 
 
-def fingerprint(entry: bytes, amount: int) -> int:
+def fingerprint(entry: bytes, amount: int, deadline: bytes) -> int:
     """
-    64 bits for an entry and its amount, to be added up in any order. `hash` of a tuple will not do: it is so regular
-    that two entries that exchange amounts often have the same sum.
+    64 bits for an entry, its amount and its deadline, to be added up in any order. `hash` of a tuple will not do: it is
+    so regular that two entries that exchange amounts often have the same sum.
     """
-    digest = hashlib.blake2b(b"%d %b" % (amount, entry), digest_size=8).digest()
+    digest = hashlib.blake2b(b"%d %d %b %b" % (amount, len(deadline), deadline, entry), digest_size=8).digest()
     return int.from_bytes(digest, "big")
-
-
-def _filled(word: Word, entry: bytes, row: Mapping[bytes, bytes]) -> bytes | None:
-    """The text of a template; None if a field is missing or empty."""
-    parts = [
-        (entry if part.name == ID else row.get(part.name.encode(), b"")) if isinstance(part, Field) else part.encode()
-        for part in word
-    ]
-    return b"".join(parts) if all(parts) else None
 
 
 def _number(value: bytes | None) -> int | None:

@@ -5,6 +5,7 @@ import json
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Annotated, Literal, TypeVar
 
 import pydantic
@@ -120,6 +121,14 @@ class Finding:
     bounds: tuple[int, int] | None = None
     mended: bool = False
 
+    @property
+    def evidence(self) -> str:
+        """
+        The fault of an entry, and the score or the deadline that shows it: of a slot that is used again, both sights of
+        a fault may be true of a moment, but not of the same entry.
+        """
+        return f"{self.fault}:{self.found or self.expected}"
+
     def document(self) -> FindingDocument:
         if self.bounds is None:
             return IndexFindingDocument.made_of(self, score=self.found or None, deadline=self.expected or None)
@@ -143,14 +152,14 @@ class Tally:
     found: Counter[Fault] = field(default_factory=Counter)
     #: The first findings.
     findings: list[Finding] = field(default_factory=list)
-    #: Id and fault of the findings that `mend` can mend, up to MENDABLE.
-    mendable: list[tuple[bytes, Fault]] = field(default_factory=list)
+    #: The evidence of the findings that `mend` can mend, by id, up to MENDABLE.
+    mendable: dict[bytes, str] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> None:
         self.found[finding.fault] += 1
         self.findings.append(finding)
         if finding.fault.mendable:
-            self.mendable.append((finding.subject, finding.fault))
+            self.mendable[finding.subject] = finding.evidence
 
     def merge(self, page: "Tally", limit: int) -> None:
         """Add the numbers of a page, and keep findings up to `limit`."""
@@ -161,7 +170,7 @@ class Tally:
         self.foreign_ids += page.foreign_ids[: NAMED - len(self.foreign_ids)]
         self.found += page.found
         self.findings += page.findings[: max(0, limit - len(self.findings))]
-        self.mendable += page.mendable[: MENDABLE - len(self.mendable)]
+        self.mendable.update(islice(page.mendable.items(), MENDABLE - len(self.mendable)))
 
 
 class WalkedShardDocument(Document):

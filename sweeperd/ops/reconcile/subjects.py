@@ -4,10 +4,11 @@ hold an amount of a budget.
 """
 
 import abc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Annotated, NamedTuple, Self, cast
+from types import MappingProxyType
+from typing import Annotated, Any, NamedTuple, Self, cast
 
 import redis
 from pydantic import BeforeValidator, Field
@@ -18,12 +19,12 @@ from sweeperd.document import Document, Text
 from sweeperd.errors import KindRefused
 from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace, Throttle
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
-from sweeperd.ops.show import Explanation, explain
+from sweeperd.store.errors import describe
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Budgets, Kind, Outcome
+from sweeperd.sweep.kind import Budgets, Kind
 from sweeperd.sweep.reservations import reservations
 
 #: How many reservations one script reads (0.1 to 0.2 ms of Redis's time), and how many one round trip.
@@ -34,9 +35,7 @@ CONFIRM = 50
 #: (stage, keys done so far, keys expected in all)
 WalkProgress = Callable[[WalkStage, int, int], None]
 
-_ENTRY, _ORPHANS = Script("ops/reconcile_entry"), Script("ops/reconcile_orphans")
-#: The outcomes of a hash that is not active; what is set aside counts as active.
-_INACTIVE = (Outcome.SKIPPED, Outcome.NOT_FOUND)
+_ORPHANS = Script("ops/reconcile_orphans")
 
 
 class Sight(NamedTuple):
@@ -47,6 +46,8 @@ class Sight(NamedTuple):
     mark: bytes
     #: The amounts of the entry, as reconcile_look.lua replies.
     holding: Sequence[bytes] = ()
+    #: As `Finding.evidence`; empty if not known.
+    evidence: str = ""
 
 
 class Subject(abc.ABC):
@@ -101,36 +102,43 @@ class Subject(abc.ABC):
         """The ids in the index, page by page like `hashes`."""
         return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
 
-    def orphans(self, ids: Sequence[bytes]) -> list[bytes]:
-        found = []
+    def orphans(self, ids: Sequence[bytes]) -> Iterator[Sight]:
+        """The index entries without a hash."""
+        found = list[bytes]()
         for part in batches(ids, CONFIRM):
             with self.throttle.step():
                 gone = _ORPHANS.run(self.shard.client, Call([self.kind.hash_key(entry) for entry in part], []))
             found += [part[position] for position in gone]
-        return found
+        yield from self.faults(found)
 
-    def check(self, ids: Sequence[bytes], *, mend: bool = False) -> list[Finding]:
+    def faults(self, ids: Sequence[bytes]) -> Iterator[Sight]:
+        """The entries with a fault."""
+        for finding in self.check(ids):
+            yield Sight(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
+
+    def check(self, ids: Sequence[bytes], *, mend: Mapping[bytes, str] = MappingProxyType({})) -> list[Finding]:
         """
-        The faults of the index about these ids. Each entry is read, and mended if `mend`, in one step. Whether a hash
-        of a configured kind is active is not asked.
+        The faults of these ids. Each entry is decided and read in one step, and in the same step mended if the evidence
+        of the fault is still that of `mend`.
         """
         found = []
         for part in batches(ids, CONFIRM):
+            calls = [self.entry_call(entry, mend.get(entry, "")) for entry in part]
             with self.throttle.step(len(part) if mend else 0):
-                replies = _ENTRY.run_many(self.shard.client, [self.entry_call(entry, mend=mend) for entry in part])
-            for entry, reply in zip(part, accepted(replies), strict=True):
+                replies = self.run(self.kind.index_check, calls)
+            for entry, reply in zip(part, replies, strict=True):
                 if reply:
                     fault, wanted, score = (text.decode() for text in reply)
                     found.append(Finding(Fault(fault), entry, score, wanted))
         return found
 
-    def entry_call(self, entry: bytes, *, mend: bool = False) -> Call:
-        keys = [self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)]
-        return Call(keys, [entry, int(mend), *self._rule()])
-
     @abc.abstractmethod
-    def _rule(self) -> tuple[str, int]:
-        """The last arguments of reconcile_entry.lua."""
+    def entry_call(self, entry: bytes, mend: str = "") -> Call:
+        """The call of the kind's `index_check`; `mend`: the evidence of the fault to mend."""
+
+    def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+        """Raises redis.RedisError, also if only one call fails."""
+        return accepted(script.run_many(self.shard.client, calls))
 
     @abc.abstractmethod
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
@@ -138,10 +146,6 @@ class Subject(abc.ABC):
         The entries with a hint or an amount. `since_ms`: an amount that ended before this moment is not held; None: no
         amount is read.
         """
-
-    def confirmed(self, ids: Sequence[bytes]) -> list[Finding]:
-        """The faults of these ids now, for entries with a hint."""
-        return self.check(ids)
 
     def _told(self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]) -> Iterator[tuple[int, list[bytes]]]:
         for number, page in enumerate(pages, 1):
@@ -177,51 +181,37 @@ class Reservations(Subject):
         keys = [self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, ids)]
         return Call(keys, [self._grace_ms, "" if since_ms is None else since_ms, *ids])
 
-    def _rule(self) -> tuple[str, int]:
-        return "", 0
+    def entry_call(self, entry: bytes, mend: str = "") -> Call:
+        return Call([self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)], [entry, mend, "", 0])
 
 
 class ConfiguredKind(Subject):
     """One of `[[kinds]]`. The script of the kind, with no write sent, says whether a hash is active."""
 
-    def __init__(
-        self, shard: Shard, kind: Kind, batch: int, throttle: Throttle | None = None, others: Sequence[Kind] = ()
-    ) -> None:
-        """`batch`: how many entries the kind's script explains in one round trip. `others`: the other kinds."""
+    def __init__(self, shard: Shard, kind: Kind, throttle: Throttle | None = None, others: Sequence[Kind] = ()) -> None:
+        """`others`: the other kinds."""
         super().__init__(shard, kind, throttle)
-        self._batch = batch
         least = len(kind.stem + kind.end)
         self.closer = [each for each in others if len(each.stem + each.end) >= least]
 
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:  # noqa: ARG002
-        for finding in self.check(ids):
-            if finding.fault is not Fault.ORPHAN:
-                yield Sight(finding.subject, finding.fault.value.encode())
+        return (sight for sight in self.faults(ids) if sight.mark != Fault.ORPHAN.value.encode())
 
-    def confirmed(self, ids: Sequence[bytes]) -> list[Finding]:
-        found = self.check(ids)
-        lost = [each.subject for each in found if each.fault is Fault.LOST]
-        with self.throttle.step():
-            explained = self.explained(lost)
-        active = {each.decision.id for each in explained if each.decision.outcome not in _INACTIVE}
-        return [each for each in found if each.fault is not Fault.LOST or each.subject in active]
+    def entry_call(self, entry: bytes, mend: str = "") -> Call:
+        decide = self.kind.call(entry, "")
+        return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms])
 
-    def explained(self, ids: Sequence[bytes]) -> list[Explanation]:
+    def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """
-        The decisions of the kind's script about these ids. If the script fails, the walk ends: else no entry would seem
-        active. Raises KindRefused if the script would fail for each entry, or was killed.
+        If the kind's script fails, the walk ends: else no entry would seem active. Raises KindRefused if the script
+        would fail for each entry, or was killed.
         """
-        explanations = explain(self.shard, self.kind, ids, self._batch)
-        for each in explanations:
-            if each.decision.outcome is Outcome.ERROR:
-                error = redis.ResponseError(each.decision.detail)
-                if self.kind.is_broken_by(error):
-                    raise KindRefused(f"{self.kind.name}: not walked: {error}") from error
-                raise error
-        return explanations
-
-    def _rule(self) -> tuple[str, int]:
-        return self.kind.deadline, self.kind.max_wait_ms
+        try:
+            return super().run(script, calls)
+        except redis.ResponseError as error:
+            if self.kind.is_broken_by(error):
+                raise KindRefused(f"{self.kind.name}: not walked: {describe(error)}") from error
+            raise
 
 
 def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle | None = None) -> Subject:
@@ -230,7 +220,7 @@ def subject_of(shard: Shard, settings: Settings, name: str, throttle: Throttle |
     if isinstance(kind.counters, Budgets):
         return Reservations(shard, settings.sweep, throttle)
     others = [each for each in kinds.values() if each is not kind]
-    return ConfiguredKind(shard, kind, settings.sweep.pipeline_depth, throttle, others)
+    return ConfiguredKind(shard, kind, throttle, others)
 
 
 class HolderDocument(Document):

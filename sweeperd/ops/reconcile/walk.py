@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from sweeperd.ops.reconcile.counters import Counters, counters_of
+from sweeperd.ops.reconcile.counters import AGREEING, Counters, counters_of
 from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
@@ -50,17 +50,20 @@ def reconcile(
 def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
     """
     Mend the faults of the index in the report, without another walk; returns the report with the mended findings. Each
-    entry is read and written in one step: an entry that is right by now is not written, and counts as mended. No
-    counter is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    entry is decided, read and written in one step. An entry that is right by now is not written, and counts as mended.
+    An entry with another fault, or another deadline, than in the report is left alone, and stays a finding. No counter
+    is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
     """
-    faults = dict(report.mendable)
+    wanted = report.mendable
     with subject.shard.reaching():
-        written = [each.fault.mendable for each in subject.check(list(faults), mend=True)]
+        found = {each.subject: each.evidence for each in subject.check(list(wanted), mend=wanted)}
+    right = {entry for entry, evidence in wanted.items() if found.get(entry, evidence) == evidence}
     findings = [
-        replace(each, mended=True) if each.fault.mendable and each.subject in faults else each
+        replace(each, mended=True) if each.subject in right and each.evidence == wanted[each.subject] else each
         for each in report.findings
     ]
-    return replace(report, mended=Counter(faults.values()), findings=findings, changed=sum(written))
+    mended = Counter(Fault(wanted[entry].partition(":")[0]) for entry in right)
+    return replace(report, mended=mended, findings=findings, changed=len(right & found.keys()))
 
 
 @dataclass
@@ -82,6 +85,10 @@ class _Hint:
     seen_at: float
     entry: bytes
     page: _Page
+    #: The evidence of the first sight; empty if the same id is never used again.
+    evidence: str
+    #: How often the fault was seen, each time with other evidence.
+    sights: int = 1
 
 
 class _Walk:
@@ -154,8 +161,8 @@ class _Walk:
     def _walk_index(self, position: int) -> None:
         for page, ids in self._walked(WalkStage.INDEX, WalkStage.COUNTERS, self._subject.index(position), position):
             page.tally.entries = len(ids)
-            for entry in self._subject.orphans(ids):
-                self._hint(entry, page)
+            for sight in self._subject.orphans(ids):
+                self._hint(sight, page)
 
     def _walked(
         self, stage: WalkStage, following: WalkStage, pages: Iterator[tuple[int, list[bytes]]], position: int
@@ -179,11 +186,11 @@ class _Walk:
             page.tally.foreign_expiries += not self._reported.add(sight.entry)
             page.tally.foreign_ids.append(sight.entry)
         elif sight.mark:
-            self._hint(sight.entry, page)
+            self._hint(sight, page)
 
-    def _hint(self, entry: bytes, page: _Page) -> None:
+    def _hint(self, sight: Sight, page: _Page, sights: int = 1) -> None:
         page.waiting += 1
-        self._hints.append(_Hint(time.monotonic(), entry, page))
+        self._hints.append(_Hint(time.monotonic(), sight.entry, page, sight.evidence, sights))
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Read hints again that have waited long enough. If there are too many, or for `all_of_them`, wait first."""
@@ -204,10 +211,15 @@ class _Walk:
     def _confirm(self, hints: list[_Hint]) -> None:
         """The walk over the index finds entries without a hash; the walk over the hashes finds all other faults."""
         entries = list(dict.fromkeys(hint.entry for hint in hints))
-        found = {finding.subject: finding for finding in self._subject.confirmed(entries)}
+        found = {finding.subject: finding for finding in self._subject.check(entries)}
         for hint in hints:
             finding, in_index = found.get(hint.entry), hint.page.place[0] is WalkStage.INDEX
-            if finding and (finding.fault is Fault.ORPHAN) is in_index and not self._reported.add(hint.entry):
+            if finding is None or (finding.fault is Fault.ORPHAN) is not in_index:
+                continue
+            if hint.evidence not in ("", finding.evidence) and hint.sights < AGREEING:
+                # The id is used again, or its deadline is moved all the time: another hint, or in the end a fault.
+                self._hint(Sight(hint.entry, b"", evidence=finding.evidence), hint.page, hint.sights + 1)
+            elif not self._reported.add(hint.entry):
                 hint.page.tally.add(finding)
 
     def _count(self) -> None:

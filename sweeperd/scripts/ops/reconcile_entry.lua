@@ -4,9 +4,13 @@
 -- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was set aside
 -- KEYS[3] -> the entry's hash    HASH
 --
--- ARGV[1] -> the id;  ARGV[2] -> '1' to mend
+-- ARGV[1] -> the id
+-- ARGV[2] -> '' to check only; else what to mend, as a walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for
+--            an entry without a score. If something else is wrong by now, nothing is written
 -- ARGV[3] -> the field of the deadline of a configured kind; '' for a reservation
 -- ARGV[4] -> by how much a score of a configured kind may be later than the deadline, ms
+-- ARGV[5] -> for a configured kind, the outcome of the kind's script in this same step: the script of the walk runs
+--            the kind's script first, with no write sent, and then this text
 --
 -- Returns {} if all is well, else {fault, the right score, the score found}:
 --   orphan              an entry without a hash; mended by removing the entry
@@ -16,8 +20,7 @@
 --                       configured kind; mended by setting the score
 --   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
 --
--- Only ACTIVE reservations are lost. This script does not decide whether a hash of a configured kind is active: the
--- caller asks the kind's script before. If the hash has ended in between, the next sweep removes the added entry.
+-- An entry that has ended has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --
 -- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
 -- is the first write and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD after ZREM.
@@ -30,6 +33,8 @@ local function kind_fault()
   local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
   if redis.call('EXISTS', KEYS[3]) == 0 then
     return score and 'orphan', '', score
+  elseif ARGV[5] == 'skipped' then
+    return nil
   end
   local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
   if row.err or not row[1] then
@@ -54,7 +59,7 @@ end
 if not fault or fault == 'dismissed' then
   return {}
 end
-if ARGV[2] == '1' and fault ~= 'foreign_quarantine' then
+if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine' then
   local refused = no_right('ZREM', KEYS[1]) or fault ~= 'orphan' and no_right('ZADD', KEYS[1])
     or fault == 'lost' and no_right('HDEL', KEYS[3])
   if refused then

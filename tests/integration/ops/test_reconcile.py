@@ -161,7 +161,7 @@ def test_what_was_mended_meanwhile_stays_as_it_is(shard: Shard) -> None:
 def test_a_healthy_entry_survives_the_script_that_mends(shard: Shard) -> None:
     reserve(shard.client, ["healthy"], overdue_by=LATER)
     before = shard.client.zscore(INDEX, "healthy")
-    call = subject(shard).entry_call(b"healthy", mend=True)
+    call = subject(shard).entry_call(b"healthy", f"wrong_score:{before:.0f}")
     assert run_script("ops/reconcile_entry", shard.client, call.keys, call.args) == []
     assert shard.client.zscore(INDEX, "healthy") == before
 

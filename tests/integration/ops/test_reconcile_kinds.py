@@ -1,7 +1,10 @@
 """The walk over one configured kind, where work goes on while it walks."""
 
+import itertools
+import threading
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import redis
@@ -12,6 +15,7 @@ from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, WalkStage, 
 from sweeperd.ops.reconcile.counters import fingerprint
 from sweeperd.store import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
+from tests.support.servers import Server
 
 FUTURE = 4_000_000_000_000
 SUMS = (
@@ -87,7 +91,7 @@ def test_two_entries_that_exchange_their_amounts_have_another_fingerprint() -> N
     """Whatever their names are."""
     for number in range(1000):
         a, b = b"a%d" % number, b"b%d" % number
-        before, after = (fingerprint(a, one) + fingerprint(b, 3 - one) for one in (1, 2))
+        before, after = (fingerprint(a, one, b"5") + fingerprint(b, 3 - one, b"5") for one in (1, 2))
         assert before != after
 
 
@@ -108,3 +112,104 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     assert (first.changed, second.changed) == (2, 0)
     assert dict(first.mended) == dict(second.mended) == {Fault.LOST: 1, Fault.ORPHAN: 1}
     assert client.zrange("seats:ttl", 0, -1) == [b"lost"]
+
+
+class Meddling(Throttle):
+    """Calls a function whenever the walk waits between two sights of a fault."""
+
+    def __init__(self, meddle: Callable[[], object]) -> None:
+        super().__init__(timing=Timing(settle_faults=0.0))
+        self._meddle = meddle
+
+    def wait(self, seconds: float) -> None:
+        super().wait(seconds)
+        if seconds <= 0:  # a rest after a step is longer
+            self._meddle()
+
+
+def meddled(shard: Shard, meddle: Callable[[], object]) -> ReconcileReport:
+    return reconcile(subject_of(shard, SETTINGS, "seat-hold", Meddling(meddle)))
+
+
+def test_a_slot_that_is_used_again_between_two_sights_is_not_lost(shard: Shard, client: redis.Redis) -> None:
+    """Both holds are seen before their service has written the index entry."""
+    hold_seats(client, "slot", 0, FUTURE)
+    client.zrem("seats:ttl", "slot")
+    waits = itertools.count(1)
+
+    def serve() -> None:
+        match next(waits):
+            case 1:
+                client.hset("seats:hold:slot", "expires_at", FUTURE + 1)
+            case 2:
+                client.zadd("seats:ttl", {"slot": FUTURE + 1})
+
+    assert dict(meddled(shard, serve).found) == {}
+    assert next(waits) > 2
+
+
+def test_a_lost_hash_is_found_though_its_deadline_moves_all_the_time(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "renewed", 0, FUTURE)
+    client.zrem("seats:ttl", "renewed")
+    moved = itertools.count(FUTURE)
+    report = meddled(shard, lambda: client.hset("seats:hold:renewed", "expires_at", next(moved)))
+    assert dict(report.found) == {Fault.LOST: 1}
+
+
+def test_a_slot_that_has_ended_is_not_lost_when_it_is_used_again(shard: Shard, client: redis.Redis) -> None:
+    hold_seats(client, "slot", 0, FUTURE, state="SOLD")
+    client.zrem("seats:ttl", "slot")
+    assert dict(meddled(shard, lambda: client.hset("seats:hold:slot", "state", "HELD")).found) == {}
+
+
+def test_the_repair_leaves_alone_what_has_changed_since_the_walk(shard: Shard, client: redis.Redis) -> None:
+    """Index entries whose hash is about to be written; a hash whose index entry is about to be written, and an end."""
+    client.zadd("seats:ttl", {"orphan": FUTURE, "used again": FUTURE})
+    for entry in ("lost", "used again too", "sold"):
+        hold_seats(client, entry, 0, FUTURE)
+        client.zrem("seats:ttl", entry)
+    report = walk(shard, lambda _: None)
+    assert dict(report.found) == {Fault.LOST: 3, Fault.ORPHAN: 2}
+    client.zadd("seats:ttl", {"used again": FUTURE + 1})
+    client.hset("seats:hold:used again too", "expires_at", FUTURE + 1)
+    client.hset("seats:hold:sold", "state", "SOLD")
+    mended = mend(subject_of(shard, SETTINGS, "seat-hold"), report)
+    assert client.zrange("seats:ttl", 0, -1) == [b"lost", b"used again"]
+    assert (dict(mended.mended), mended.changed) == ({Fault.LOST: 2, Fault.ORPHAN: 1}, 2)
+    assert mended.remaining == 2
+    assert sorted(each.subject for each in mended.findings if not each.mended) == [b"used again", b"used again too"]
+
+
+@contextmanager
+def slots_in_use(url: str, slots: int) -> Iterator[None]:
+    """A service holds and frees each slot, one show for each, without a pause and each time in one transaction."""
+    stop = threading.Event()
+
+    def serve() -> None:
+        with redis.Redis.from_url(url) as own:
+            for number in itertools.count():
+                for slot in range(slots):
+                    with own.pipeline() as pipe:
+                        if number % 2:
+                            pipe.hset(f"seats:hold:{slot}", "state", "SOLD").zrem("seats:ttl", str(slot))
+                            pipe.hincrby(f"seats:{slot}", "held", -1)
+                        else:
+                            hold_seats(pipe, str(slot), 1, FUTURE + number, show=str(slot))
+                            pipe.hincrby(f"seats:{slot}", "held", 1)
+                        pipe.execute()
+                    if stop.is_set():
+                        return
+
+    service = threading.Thread(target=serve, name="service")
+    service.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        service.join()
+
+
+def test_slots_that_are_used_again_and_again_have_no_fault(shard: Shard, server: Server) -> None:
+    with slots_in_use(server.url, 8):
+        found = [dict(walk(shard, lambda _: None).found) for _ in range(30)]
+    assert found == [{}] * 30

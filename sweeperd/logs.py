@@ -1,10 +1,15 @@
 """The log on standard error: a JSON object a line, or text for a terminal."""
 
+import functools
 import logging
 import os
 import sys
+import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
+from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
@@ -20,6 +25,10 @@ _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), 
 REPEAT_AFTER = 60.0
 #: After how long a failure that lasts is written again, seconds; and how many reasons are written in between.
 TROUBLE_AGAIN, REASONS = 300.0, 8
+#: How many bytes of lines wait for the reader of the log at most; how long an exit waits for the last ones, seconds.
+QUEUE_BYTES, FLUSH = 4 * 1024 * 1024, 1.0
+#: Between two tries if standard error does not block and is full, seconds.
+WRITE_AGAIN = 0.05
 
 
 class TextFormatter(logging.Formatter):
@@ -47,9 +56,142 @@ class JournalFormatter(logging.Formatter):
         return "\n".join(f"<{priority}>{line}" for line in self._lines.format(record).split("\n"))
 
 
+class QueuedHandler(logging.Handler):
+    """
+    Writes the lines from a separate thread, so that no other thread waits for the reader of the log. If the reader
+    falls behind by QUEUE_BYTES, lines are dropped until half of the queue is free. When lines are written again, one of
+    them says how many were dropped.
+
+    `write` writes some of these bytes, may block, and returns how many were written.
+    """
+
+    def __init__(self, write: Callable[[memoryview], int], encoding: str = "utf-8") -> None:
+        super().__init__()
+        self._write = write
+        self._encoding = encoding
+        #: The waiting lines, each with the number of dropped lines that it reports; the first may be half written.
+        self._lines: deque[tuple[bytes, int]] = deque()
+        self._bytes = 0
+        #: How many lines were dropped, and how many of them no line has reported yet.
+        self.dropped = self._unreported = 0
+        #: Whether the queue is full, and whether the last line could not be written.
+        self._full = self._broken = False
+        self._changed = threading.Condition(threading.Lock())
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread. Raises RuntimeError if the system gives no more threads."""
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record)
+        except Exception:
+            line = traceback.format_exc()  # `handleError` would write to standard error, and wait for the reader
+        data = self._encoded(line)
+        with self._changed:
+            self._full = self._bytes > QUEUE_BYTES // 2 if self._full else self._bytes + len(data) > QUEUE_BYTES
+            if self._full:
+                self.dropped += 1
+                self._unreported += 1
+                return
+            self._report()
+            self._put(data)
+            self._changed.notify_all()
+
+    def drain(self, seconds: float) -> bool:
+        """Wait for up to `seconds` until each line was written. Returns whether each was."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._lines, seconds)
+
+    def flush(self) -> None:
+        self.drain(FLUSH)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                line, reported = self._lines[0]
+            written = self._written(line)
+            with self._changed:
+                self._lines.popleft()
+                self._bytes -= len(line)
+                self._broken = not written
+                if not written:
+                    self.dropped += not reported
+                    self._unreported += reported or 1
+                elif not self._lines:
+                    self._report()
+                self._changed.notify_all()
+
+    def _written(self, line: bytes) -> bool:
+        left = memoryview(line)
+        while left:
+            try:
+                left = left[self._write(left) :]
+            except BlockingIOError:  # another process that shares the stream has set it so
+                time.sleep(WRITE_AGAIN)
+            except OSError:  # the reader has gone, or the disk is full
+                return False
+        return True
+
+    def _report(self) -> None:
+        """Queue a line about the dropped lines, unless nothing can be written. The caller has the lock."""
+        if not self._unreported or self._broken:
+            return
+        about = {"name": __name__, "levelname": "WARNING", "levelno": logging.WARNING, "lines": self._unreported}
+        record = logging.makeLogRecord(about | {"msg": "the log was not read fast enough: lines were dropped"})
+        self._put(self._encoded(self.format(record)), self._unreported)
+        self._unreported = 0
+
+    def _put(self, data: bytes, reported: int = 0) -> None:
+        self._lines.append((data, reported))
+        self._bytes += len(data)
+
+    def _encoded(self, line: str) -> bytes:
+        return f"{line}\n".encode(self._encoding, "backslashreplace")
+
+
+def write_behind() -> None:
+    """
+    From now on no thread of this process waits for the reader of the log. For a daemon: other commands end soon, and
+    lose no line.
+    """
+    root = logging.getLogger()
+    for place, handler in enumerate(root.handlers):
+        if isinstance(handler, _Direct):
+            try:
+                queued = QueuedHandler(functools.partial(os.write, sys.stderr.fileno()), sys.stderr.encoding)
+                queued.setFormatter(handler.formatter)
+                queued.start()
+            except (OSError, ValueError, RuntimeError):
+                continue  # there is no descriptor, or the system gives no more threads
+            root.handlers[place] = queued
+
+
+def dropped_lines() -> int:
+    """How many lines this process has dropped."""
+    return sum(handler.dropped for handler in _queued())
+
+
+def drain(seconds: float) -> bool:
+    """Wait for up to `seconds` until each line was written. Returns whether each was."""
+    return all([handler.drain(seconds) for handler in _queued()])
+
+
+def _queued() -> list[QueuedHandler]:
+    return [handler for handler in logging.getLogger().handlers if isinstance(handler, QueuedHandler)]
+
+
+class _Direct(logging.StreamHandler[TextIO]):
+    """The thread that logs a line writes the line."""
+
+
 def configure(level: str, form: str) -> None:
     """Set up the log of the process. `form`: text, json, or auto: text on a terminal, else json."""
-    handler = logging.StreamHandler(sys.stderr)
+    root = logging.getLogger()
+    # After a reload the same thread goes on.
+    handler = next(iter(_queued()), None) or _Direct(sys.stderr)
     formatter: logging.Formatter = TextFormatter()
     if is_json(form):
         formatter = JsonFormatter(
@@ -58,7 +200,6 @@ def configure(level: str, form: str) -> None:
             timestamp=True,
         )
     handler.setFormatter(JournalFormatter(formatter) if _to_journal() else formatter)
-    root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     for name in CHATTY:

@@ -19,6 +19,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily
 
 from sweeperd import __version__
+from sweeperd.logs import dropped_lines
 
 #: If a name is too long, the label ends with so many hex digits of a hash.
 _HASH = 8
@@ -100,6 +101,17 @@ class KeptCounter:
                 for label, value in values.items():
                     family.add_metric([shard, label], value)
         yield family
+
+
+class LogLines:
+    """Counts the log lines that this process has dropped."""
+
+    labels: tuple[str, ...] = ()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """The sample, for the registry."""
+        name = "sweeperd_log_lines_dropped_total"
+        yield CounterMetricFamily(name, "Log lines dropped because nobody read the log fast enough", dropped_lines())
 
 
 class ReconcileMetrics:
@@ -528,6 +540,7 @@ class Metrics:
         if lasting:
             registry.register(self.operator_actions)
             registry.register(self.operator_changes)
+            registry.register(LogLines())
             # node_exporter has series of the same names, and refuses a file with such names.
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)

@@ -1,8 +1,11 @@
 """`sweeperd --once`: the run, the progress on a terminal, the report."""
 
 import contextlib
+import functools
 import json
 import logging
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,7 +20,9 @@ from sweeperd.cli.options import Exit, OnceOptions, Options, stop_on_signals
 from sweeperd.cli.output import stage_bars
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
+from sweeperd.runtime.last_resort import LastResort
 from sweeperd.runtime.once import OnceReport, run_once
+from sweeperd.runtime.process import in_own_process
 from sweeperd.sweep.kind import Outcome
 from sweeperd.tracing import tracing
 
@@ -34,6 +39,9 @@ def run(options: Options, once: OnceOptions) -> int:
         addresses = (redis_url.parse(shard.url.get_secret_value()).shown for shard in settings.all_shards)
         click.echo(f"sweeperd: on {', '.join(addresses)}", err=True)
     with stop_on_signals(last=True) as stop:
+        if in_own_process():
+            grace, end = settings.shutdown_grace.total_seconds(), functools.partial(os._exit, Exit.FAILED)
+            LastResort(lambda: grace, end, signal.SIGTERM, signal.SIGINT, signal.SIGHUP).start()
         return _run(options, once, settings, show=show, stop=stop)
 
 

@@ -310,7 +310,8 @@ class Daemon:
                 end(runner)  # the system gives no more threads
         for thread in threads:
             if thread.ident is not None:
-                thread.join()
+                # A Redis that hangs may take longer: then the process leaves its groups without a word.
+                thread.join(max(0.0, limit - time.monotonic()))
         if self._scheduler.running:
             with contextlib.suppress(RuntimeError):  # the scheduler's thread could not be started
                 self._scheduler.shutdown(wait=False)

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sweeperd import __version__
+from sweeperd import __version__, logs
 from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.last_resort import LastResort
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 CHECK_EVERY = 1.0
 #: Between two looks at the files of secrets, seconds.
 LOOK_EVERY = 5.0
+#: So much of `shutdown_grace`, and no more than so many seconds, may the last lines of the log take.
+LAST_LINES, LONGEST_LAST_LINES = 0.05, 0.5
 #: How long the cores are watched before the first choice, and between two choices; seconds.
 FIRST_AFTER, CHOOSE_EVERY = 0.5, 5.0
 #: The process moves if other processes use so much more of its core than of the least busy one: a share of a core.
@@ -174,6 +177,8 @@ class Service:
         signal.signal(signal.SIGHUP, self._on_reload)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_end)
+        LastResort(lambda: self._grace - self._last_lines, self._end_hanging, signal.SIGTERM, signal.SIGINT).start()
+        logs.write_behind()
         self._reload_wanted = self._reload_wanted or reload_wanted()
         try:
             if self._web:
@@ -186,9 +191,9 @@ class Service:
         else:
             failed = False
         self._notifier.stopping()
-        if not self._stop():
-            # If a thread hangs in a request, the interpreter would not end.
-            logging.shutdown()
+        ended = self._stop()
+        if not logs.drain(self._last_lines) or not ended:
+            # If a thread hangs in a request or in the log, the interpreter would not end.
             os._exit(int(failed))
         return not failed
 
@@ -231,6 +236,25 @@ class Service:
             signal.signal(name, signal.SIG_DFL)
         self._ending = signal.Signals(number)
         self._wake.put(None)
+
+    @property
+    def _grace(self) -> float:
+        """How long the process may take to end, seconds."""
+        return self._settings.shutdown_grace.total_seconds()
+
+    @property
+    def _last_lines(self) -> float:
+        return min(self._grace * LAST_LINES, LONGEST_LAST_LINES)
+
+    def _end_hanging(self) -> None:
+        """`shutdown_grace` is over, or a second signal came, and the main thread hangs."""
+        words = "a thread hangs, so the process ends without it; work in flight will be done again"
+        # In another thread, which may hang too.
+        last_words = threading.Thread(target=log.error, args=(words,), name="last-words", daemon=True)
+        last_words.start()
+        last_words.join(self._last_lines / 2)
+        logs.drain(self._last_lines / 2)
+        os._exit(0)
 
     def _on_reload(self, _number: int, _frame: object) -> None:
         self._reload_wanted = True
@@ -343,7 +367,7 @@ class Service:
         Wait for the sweep only, which ends after the current batch. Requests in flight go on while the new daemon runs,
         as the requests of another replica would, so that no tick waits for a receiver.
         """
-        before, grace = self._daemon, self._settings.shutdown_grace.total_seconds()
+        before, grace = self._daemon, self._grace
         deadline = time.monotonic() + grace
         while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
             self._feed()
@@ -396,7 +420,7 @@ class Service:
 
     def _stop(self) -> bool:
         """Stop everything within `shutdown_grace`. Returns whether all threads have ended."""
-        deadline = time.monotonic() + self._settings.shutdown_grace.total_seconds()
+        deadline = time.monotonic() + self._grace - 3 * self._last_lines
         if self._successor is not None:  # the new daemon could not be started, or only in part
             self._successor.retire(0)
         ended = self._daemon.stop(deadline)
@@ -405,7 +429,7 @@ class Service:
         if self._last_work is not None and self._last_work.ident is not None:
             self._last_work.join(max(0.0, deadline - time.monotonic()))
             ended = ended and not self._finishing
-        if self._web:
+        if self._web and ended:
             self._web.close()
         log.info("stopped" if ended else "stopped, with work still in flight; it will be done again")
         self._notifier.close()

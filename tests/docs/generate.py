@@ -19,7 +19,7 @@ from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocu
 from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.cli.replay import ReplaysDocument
 from sweeperd.document import Document
-from sweeperd.metrics import KeptCounter, Metrics
+from sweeperd.metrics import KeptCounter, LogLines, Metrics
 from sweeperd.ops.acl import AclDocument
 from sweeperd.ops.actions import ActionsDocument
 from sweeperd.ops.check import CheckDocument
@@ -92,7 +92,7 @@ def metrics() -> Iterator[tuple[str, str, str, str]]:
             name = collector._name + ("_total" if collector._type == "counter" else "")
             labels = ", ".join(f"`{label}`" for label in collector._labelnames)
             yield name, str(collector._type), labels, collector._documentation.replace("|", "\\|")
-        elif isinstance(collector, KeptCounter):
+        elif isinstance(collector, KeptCounter | LogLines):
             (family,) = collector.collect()
             labels = ", ".join(f"`{label}`" for label in collector.labels)
             yield f"{family.name}_total", "counter", labels, family.documentation

@@ -42,6 +42,7 @@ METRICS = {
     "sweeperd_reconcile_last_timestamp_seconds",
     "sweeperd_reconcile_runs",
     "sweeperd_reloads",
+    "sweeperd_log_lines_dropped",
     "sweeperd_build_info",
     "sweeperd_webhook_events",
     "sweeperd_webhook_dropped_attempts",
@@ -97,7 +98,7 @@ def test_every_counter_of_the_sweep_goes_up_with_its_effect(
         eventually(lambda: outcome(running, "quarantined") == 1)
         eventually(lambda: running.metric("sweeperd_quarantined_entries", shard="default") == 1)
         assert running.metric("sweeperd_missing_budgets_total", shard="default") >= 1
-        warned = [line for line in running.logged("expired") if line["level"] == "WARNING"]
+        warned = eventually(lambda: [line for line in running.logged("expired") if line["level"] == "WARNING"])
         assert warned[0]["missing_budgets"] == ["tenant:other"]
 
         reserve(client, ["extended"], overdue_by=-60_000)

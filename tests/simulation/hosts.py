@@ -105,6 +105,8 @@ _service["os"] = SimpleNamespace(_exit=_exit)
 _service["gc"] = SimpleNamespace(collect=lambda: None)
 #: All replicas are in one process, and the load of the machine would decide about its core.
 _service["OneCore"] = lambda: SimpleNamespace(keep=lambda **_: None)
+#: No signal comes through the interpreter, and the log is the simulation's.
+_service["LastResort"] = lambda *_: SimpleNamespace(start=lambda: None)
 #: Signals are sent by `Replica`, each to one process.
 _service["signal"] = SimpleNamespace(
     signal=lambda *_: None,

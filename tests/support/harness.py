@@ -212,6 +212,15 @@ def once(env: Mapping[str, str], *options: str, limit: float = 120.0) -> Once:
     return Once(done.returncode, json.loads(done.stdout) if done.stdout else {}, done.stderr)
 
 
+def http_get(address: str, path: str) -> tuple[int, str]:
+    """Status and body of a GET."""
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=5) as response:
+            return response.status, response.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 class Daemon:
     """A running `sweeperd` process, its log and its HTTP port."""
 
@@ -242,11 +251,7 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, str]:
         """Status and body of a GET."""
-        try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as response:
-                return response.status, response.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
+        return http_get(self.address, path)
 
     def metric(self, name: str, **labels: str) -> float:
         """The value of one sample; 0 if it is not there."""

@@ -6,13 +6,17 @@ import json
 import logging
 import os
 import re
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from sweeperd import logs
 from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import TROUBLE_AGAIN, Outage, Rarely, Trouble
+from sweeperd.logs import TROUBLE_AGAIN, Outage, QueuedHandler, Rarely, Trouble, drain, dropped_lines
+from sweeperd.metrics import Metrics
+from tests.support.harness import eventually
 
 pytestmark = pytest.mark.usefixtures("log_restored")
 
@@ -206,3 +210,99 @@ def test_a_failure_that_lasts_is_news_at_first_with_a_new_reason_and_every_five_
 def test_reasons_that_never_repeat_do_not_fill_the_log() -> None:
     trouble = Trouble(lambda: 1000.0)
     assert sum(trouble.is_news(f"entry {number}") for number in range(100)) < 10
+
+
+class Reader:
+    """Reads a log, or does not."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.reads = threading.Event()
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview) -> int:
+        self.reads.wait(20)
+        if self.error:
+            raise self.error
+        self.lines.append(bytes(data).decode())
+        return len(data)
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    """The reader of the process's log, which is queued."""
+    made = Reader()
+    handler = QueuedHandler(made.write)
+    handler.start()
+    logging.getLogger().handlers[:] = [handler]
+    yield made
+    made.reads.set()
+    assert drain(20)
+
+
+def test_lines_that_nobody_reads_hold_up_nobody_and_are_counted(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "QUEUE_BYTES", 1000)
+    metrics = Metrics()
+    for _ in range(100):
+        log.warning("%099d", 0)
+    assert metrics.registry.get_sample_value("sweeperd_log_lines_dropped_total") == dropped_lines() == 90
+    assert not drain(0)
+    reader.reads.set()
+    assert drain(20)
+    assert reader.lines[:10] == ["0" * 99 + "\n"] * 10
+    (told,) = reader.lines[10:]
+    assert "dropped" in told
+    log.warning("and on")
+    assert drain(20)
+    assert reader.lines[11:] == ["and on\n"]
+
+
+def test_the_report_of_dropped_lines_has_their_number(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "QUEUE_BYTES", 1000)
+    logs.configure("info", "json")
+    for _ in range(100):
+        log.warning("x")
+    reader.reads.set()
+    assert drain(20)
+    assert json.loads(reader.lines[-1])["lines"] == dropped_lines() > 0
+
+
+def test_lines_that_cannot_be_written_are_counted(reader: Reader) -> None:
+    reader.error = BrokenPipeError()
+    reader.reads.set()
+    for number in range(3):
+        log.warning("%d", number)
+        assert drain(20)
+    assert dropped_lines() == 3
+    reader.error = None
+    log.warning("written")
+    assert drain(20)
+    eventually(lambda: len(reader.lines) == 2)
+    assert reader.lines[0] == "written\n"
+    assert dropped_lines() == 3
+
+
+def test_a_record_that_cannot_be_formatted_is_told_in_the_log(reader: Reader) -> None:
+    reader.reads.set()
+    root = logging.getLogger()
+    root.handlers[:] = [handler for handler in root.handlers if isinstance(handler, QueuedHandler)]  # pytest's raises
+    log.warning("%d", "no number")
+    assert drain(20)
+    assert "TypeError" in reader.lines[0]
+
+
+def test_after_a_reload_the_same_thread_writes_in_the_new_form(reader: Reader) -> None:
+    reader.reads.set()
+    logs.configure("info", "json")
+    log.info("started")
+    assert drain(20)
+    assert json.loads(reader.lines[0])["message"] == "started"
+
+
+def test_a_stream_without_a_descriptor_is_written_directly(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("info", "text")
+    logs.write_behind()
+    log.info("started")
+    assert written(capsys).endswith("started\n")

@@ -54,6 +54,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_build_info": ("gauge", {"version"}),
     # Not in section 9; the reload came later.
     "sweeperd_reloads_total": ("counter", {"result"}),
+    "sweeperd_log_lines_dropped_total": ("counter", set()),
 }
 
 
@@ -146,6 +147,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_webhook_rate_waits_total": [("billing",)],
         "sweeperd_webhook_sweep_waits_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],
+        "sweeperd_log_lines_dropped_total": [()],
     }
 
 

@@ -52,6 +52,8 @@ _REASONS = {
 #: 4xx about the endpoint, not about an event: rights, a wrong route, rights at a proxy, a time-out, gone, too many
 #: requests.
 _OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
+#: How much of the words of a proxy is masked, characters: a status line may have 64 KB.
+PROXY_WORDS = 1024
 #: http.client begins with these words, before the status, if a proxy refuses to connect.
 _NO_TUNNEL = "Tunnel connection failed:"
 #: How much of a response may come before the headers are complete, bytes; interim responses count too.
@@ -120,10 +122,15 @@ class DeliveryResult:
     seconds: float = 0.0
     #: The end of the request, ms on Redis's clock.
     at_ms: int = field(default=0, compare=False)
-    #: The kept part of the response's body, without secrets.
-    answer: str = field(default="", compare=False, repr=False)
+    #: Masks the kept part of the response's body. To mask each answer would let a receiver set the cost of the others.
+    mask_answer: Callable[[], str] = field(default=lambda: "", compare=False, repr=False)
     #: The results of the earlier attempts.
     earlier: tuple["DeliveryResult", ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def answer(self) -> str:
+        """The kept part of the response's body, without secrets. Each call masks it again."""
+        return self.mask_answer()
 
     @property
     def delivered(self) -> bool:
@@ -146,12 +153,15 @@ class DeliveryResult:
         return self.status is not None and 400 <= self.status < 500 and self.status not in _OF_THE_ENDPOINT
 
 
-def judge(status: int, headers: Mapping[str, str], now_ms: int, seconds: float, answer: str = "") -> DeliveryResult:
+def judge(
+    status: int, headers: Mapping[str, str], now_ms: int, seconds: float, mask_answer: Callable[[], str]
+) -> DeliveryResult:
     """The result of a response. `now_ms`: Redis's clock, for a `Retry-After` date if the response has no `Date`."""
     if 200 <= status < 300:
-        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, None, seconds, now_ms, answer)
+        return DeliveryResult(Result.DELIVERED, f"HTTP {status}", status, None, seconds, now_ms, mask_answer)
     result = Result.REJECTED if 300 <= status < 500 else Result.FAILED
-    return DeliveryResult(result, f"HTTP {status}", status, _retry_after(headers, now_ms), seconds, now_ms, answer)
+    retry_after = _retry_after(headers, now_ms)
+    return DeliveryResult(result, f"HTTP {status}", status, retry_after, seconds, now_ms, mask_answer)
 
 
 def failed(error: BaseException, seconds: float, now_ms: int, mask: Callable[[str], str]) -> DeliveryResult:
@@ -204,7 +214,7 @@ def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
             case OSError(strerror=str(words)) if words:
                 return words
             case OSError(args=(str(words),)) if words.startswith(_NO_TUNNEL):
-                return f"it answers{mask(words.removeprefix(_NO_TUNNEL))[:80]}"
+                return f"it answers{mask(words.removeprefix(_NO_TUNNEL)[:PROXY_WORDS])[:80]}"
     return "the connection broke" if isinstance(error, requests.ConnectionError) else type(error).__name__
 
 

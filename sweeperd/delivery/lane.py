@@ -21,7 +21,7 @@ from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, Endpoint
 from sweeperd.delivery.http import DeliveryResult
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
-from sweeperd.outbox.attempts import ANSWER, Attempt
+from sweeperd.outbox.attempts import Attempt
 from sweeperd.store import Shard
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import process_name
@@ -84,7 +84,7 @@ class AttemptLog:
                     each.result,
                     each.reason,
                     round(each.seconds * 1000),
-                    each.answer[:ANSWER],
+                    each.answer,
                     self._replica,
                     webhook_id,
                 )

@@ -318,8 +318,8 @@ class WebhookClient:
         else:
             answered, body = response.headers, _read_some(response)
             seconds = time.monotonic() - started
-            answer = self._masker.body(body, headers, answered, cut=len(body) == KEPT)
-            result = judge(response.status, response.headers, self._clock.now_ms(), seconds, answer)
+            mask_answer = functools.partial(self._masker.answer, body, headers, answered)
+            result = judge(response.status, response.headers, self._clock.now_ms(), seconds, mask_answer)
         self._observe(result)
         span.event("attempt", {"result": result.reason, "seconds": result.seconds})
         return Exchange(result, headers, answered, body)

@@ -32,8 +32,8 @@ _OPEN_HEADERS = {
     *("x-cycles-event-id", "x-cycles-event-type", "x-cycles-trace-id"),
 }
 _SIGNATURES = {"webhook-signature", "x-cycles-signature"}
-#: The characters escaped in JSON by Go and by .NET; .NET uses digits in upper case.
-_GO, _NET = re.compile("[<>&]"), re.compile("[\"'<>&+`\x7f-\uffff]")
+#: The characters that Go escapes in JSON and other languages do not.
+_GO = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +167,16 @@ class Masker:
                 forms += _forms(frozenset(_parts(value)))
         spans = [match.span(1) for pattern in self._short for match in pattern.finditer(text)]
         for form in forms:
-            if cut or form in text:
-                spans += _found(form, text, cut=cut)
+            if form in text:
+                spans += _found(form, text)
+            if cut and (kept := _begun(form, text)):
+                spans.append((len(text) - kept, len(text)))
         return _without(text, spans) if spans else text
+
+    def answer(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str]) -> str:
+        """The first ANSWER characters of the body of a response, masked."""
+        longest = ANSWER * 4  # bytes of that many characters in UTF-8
+        return self.body(body[:longest], sent, answered, cut=len(body) > longest)[:ANSWER]
 
     def body(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str], *, cut: bool = False) -> str:
         """The body of a response with the headers `answered`, masked. `cut`: only the beginning of the body."""
@@ -230,20 +237,17 @@ def _beside(name: str, value: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=256)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
-    """The forms of these secrets in a text. If a secret is too short, there is no form."""
+    """
+    The forms of these secrets in a text: as they are, percent-encoded, escaped for JSON and HTML, and in base64. If a
+    secret is too short, it has no form. Each form costs time in each text that is masked.
+    """
     texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
     long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
     forms = {form for text in long | {text.rstrip("=") for text in long} for form in _escaped(text)}
     for raw in {raw for text in long for raw in (text.encode(), text.encode("latin-1", "replace"))}:
-        full = base64.b64encode(raw).decode()
-        # If a longer text is in base64, only characters made of nothing but bits of the secret are known.
-        inside = (
-            base64.b64encode(bytes(offset) + raw).decode()[-(-8 * offset // 6) : 8 * (offset + len(raw)) // 6]
-            for offset in range(3)
-        )
-        for encoded in (full, full.rstrip("="), *inside):
-            safe = encoded.replace("+", "-").replace("/", "_")
-            forms |= {safe, encoded.replace("/", "\\/"), *_escaped(encoded)}
+        for encoded in (base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()):
+            for form in (encoded, encoded.rstrip("=")):
+                forms |= {form, form.replace("/", "\\/"), quote(form, safe="")}
     return tuple(form for form in forms if len(form.encode()) >= SHORTEST_HIDDEN)
 
 
@@ -256,36 +260,31 @@ def _escaped(text: str) -> Iterator[str]:
     """The forms that frameworks write."""
     import html  # noqa: PLC0415 - the table of names takes memory
 
-    yield from (text, html.escape(text), repr(text.encode())[2:-1])
+    yield from (text, html.escape(text))
     if not text.isascii():
         yield decode(text.encode("latin-1", "replace"))  # the form of a header
     for safe in ("", "/"):
         for quoted in (quote(text, safe=safe), quote_plus(text, safe=safe)):
             yield from (quoted, re.sub("%..", lambda escape: escape[0].lower(), quoted))
-    yield from ("".join(f"%{byte:{digits}}" for byte in text.encode()) for digits in ("02x", "02X"))
     for plain in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
-        written = {plain, plain.replace("/", "\\/"), _GO.sub(lambda found: _unit(found[0], "04x"), plain)}
-        yield from written | {json.dumps(each)[1:-1] for each in written}
-    yield _NET.sub(lambda found: _unit(found[0], "04X"), text.replace("\\", "\\\\"))
-    yield from (_unit(text, digits) for digits in ("04x", "04X"))
+        yield from (plain, plain.replace("/", "\\/"), plain.translate(_GO))
 
 
-def _unit(text: str, digits: str) -> str:
-    """Each character as a JSON escape."""
-    units = text.encode("utf-16-be")
-    return "".join(f"\\u{high << 8 | low:{digits}}" for high, low in zip(units[::2], units[1::2], strict=True))
-
-
-def _found(form: str, text: str, *, cut: bool) -> Iterator[tuple[int, int]]:
-    """All places of a form, overlaps included; with `cut` also the beginning of the form at the end of the text."""
+def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
+    """All places of a form, overlaps included."""
     start = text.find(form)
     while start >= 0:
         yield start, start + len(form)
         start = text.find(form, start + 1)
-    for kept in range(min(len(form), len(text)), SHORTEST_HIDDEN - 1, -1) if cut else ():
-        if text.endswith(form[:kept]):
-            yield len(text) - kept, len(text)
-            return
+
+
+def _begun(form: str, text: str) -> int:
+    """How many characters of the form the text ends with; 0 if too few to tell."""
+    end = text[-len(form) :]
+    at = end.find(form[:SHORTEST_HIDDEN])
+    while at >= 0 and not form.startswith(end[at:]):
+        at = end.find(form[:SHORTEST_HIDDEN], at + 1)
+    return len(end) - at if at >= 0 else 0
 
 
 def _without_signatures(text: str, signatures: str) -> str:

@@ -3,6 +3,8 @@
 import base64
 import html
 import json
+import re
+import time
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
@@ -11,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sweeperd.config import EndpointSettings
-from sweeperd.outbox.attempts import HIDDEN, SHORTEST_HIDDEN, Masker
+from sweeperd.outbox.attempts import ANSWER, HIDDEN, SHORTEST_HIDDEN, Masker
 
 SIGNATURE = "v1," + "c2lnbmF0dXJlIG9mIHRoZSB0ZXN0cw=="
 
@@ -130,13 +132,7 @@ ANYTHING = st.text(st.characters(exclude_categories=["C"]), min_size=4)
 
 def lower(text: str) -> str:
     """Percent-encoded with lower-case digits."""
-    return "".join(f"%{byte:02x}" for byte in text.encode())
-
-
-def every_unit(text: str) -> str:
-    """A JSON string with each character escaped."""
-    units = text.encode("utf-16-be")
-    return "".join(f"\\u{units[at] << 8 | units[at + 1]:04x}" for at in range(0, len(units), 2))
+    return re.sub("%..", lambda escape: escape[0].lower(), quote(text, safe=""))
 
 
 #: What Go escapes in JSON beside what every language does.
@@ -146,15 +142,12 @@ ESCAPES: dict[str, Callable[[str], str]] = {
     "json": lambda text: json.dumps(text)[1:-1],
     "json in UTF-8": lambda text: json.dumps(text, ensure_ascii=False)[1:-1],
     "json with slashes": lambda text: json.dumps(text)[1:-1].replace("/", "\\/"),
-    "json of units": every_unit,
-    "json in json": lambda text: json.dumps(json.dumps(text)[1:-1])[1:-1],
     "percent": lambda text: quote(text, safe=""),
     "percent, lower": lower,
     "percent with plus": quote_plus,
     "percent in json": lambda text: json.dumps(quote(text, safe=""))[1:-1],
     "html": html.escape,
     "json of Go": lambda text: json.dumps(text, ensure_ascii=False)[1:-1].translate(GO),
-    "Python's repr of bytes": lambda text: repr(text.encode())[2:-1],
 }
 BASE64: dict[str, Callable[[bytes], str]] = {
     "standard": lambda raw: base64.b64encode(raw).decode(),
@@ -207,18 +200,6 @@ def test_user_and_password_are_hidden_as_base64(secret: str, place: str, form: s
     hides((PLACES | HEADER_PLACES)[place](secret), BASE64[form](raw))
 
 
-@given(SECRETS, st.sampled_from([*PLACES]), st.sampled_from([*BASE64]), st.binary(max_size=9), st.binary(min_size=1))
-def test_a_secret_is_hidden_inside_of_base64(secret: str, place: str, form: str, before: bytes, after: bytes) -> None:
-    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
-    raw = secret.encode()
-    first, last = -(-8 * len(before) // 6), 8 * (len(before) + len(raw)) // 6
-    assume(raw not in before + raw[:-1] and raw not in raw[1:] + after)
-    core = base64.b64encode(before + raw + after).decode()[first:last]
-    shown = PLACES[place](secret).text(BASE64[form](before + raw + after), {})
-    assert HIDDEN in shown
-    assert core not in shown
-
-
 @given(SECRETS, st.integers(min_value=SHORTEST_HIDDEN), st.sampled_from([*ESCAPES]))
 def test_the_beginning_of_a_secret_at_the_end_of_a_text_that_was_cut_is_hidden(
     secret: str, kept: int, form: str
@@ -226,7 +207,7 @@ def test_the_beginning_of_a_secret_at_the_end_of_a_text_that_was_cut_is_hidden(
     echo = ESCAPES[form](secret)[:kept]
     shown = masker(headers={"X-Key": secret}).text(f"\1{echo}", {}, cut=True)
     left = shown.removeprefix("\1").removesuffix(HIDDEN)
-    assert len(left.encode()) < SHORTEST_HIDDEN * 12  # 12: JSON in JSON of one character
+    assert len(left.encode()) < SHORTEST_HIDDEN * 12  # 12: two JSON escapes of one character
 
 
 @pytest.mark.parametrize(
@@ -242,3 +223,26 @@ def test_the_beginning_of_a_secret_at_the_end_of_a_text_that_was_cut_is_hidden(
 )
 def test_a_short_value_is_hidden_beside_its_name(echo: str, shown: str) -> None:
     assert masker("https://receiver.example/?pin=12&page=list", headers={"X-No": "7"}).text(echo, {}) == shown
+
+
+def test_masking_takes_less_than_a_millisecond() -> None:
+    """4 KB and ten secrets, one of them of 1 KB: the receiver chooses how much it answers."""
+    headers = {f"X-Key-{number}": f"secret/{number}+" * 3 for number in range(7)} | {"X-Long": "long" * 256}
+    masked = masker(
+        "https://user:p%40ssword@receiver.example/?token=in-the-query", headers=headers, secrets=["key-of-the-test"]
+    )
+    body = b"no secret at all: " * 240
+
+    def seconds() -> float:
+        began = time.thread_time()
+        assert masked.body(body, headers, {}, cut=True) == body.decode()
+        return time.thread_time() - began
+
+    assert min(seconds() for _ in range(20)) < 0.001
+
+
+def test_of_an_answer_its_beginning_is_recorded_without_secrets() -> None:
+    sent = {"X-Key": "hush-hush"}
+    assert masker().answer(b"no: hush-hush " + b"x" * 5000, sent, {}) == f"no: {HIDDEN} ".ljust(ANSWER, "x")
+    assert masker().answer(b"x" * (4 * ANSWER - 6) + b"hush-hush", sent, {}) == "x" * ANSWER
+    assert masker().answer(b"hush-hush" * 1000, sent, {}) == HIDDEN

@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -56,10 +56,16 @@ _OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
 PROXY_WORDS = 1024
 #: http.client begins with these words, before the status, if a proxy refuses to connect.
 _NO_TUNNEL = "Tunnel connection failed:"
-#: How much of a response may come before the headers are complete, bytes; interim responses count too.
-HEAD_LIMIT = 64 * 1024
+#: How much of a response may come before the headers are complete, bytes and lines; interim responses count too.
+HEAD_LIMIT, HEAD_LINES = 64 * 1024, 1000
+#: How much of a response may come after the headers, bytes; sizes of chunks and headers after the last one count too.
+BODY_LIMIT = 128 * 1024
+#: How long the body may take after the headers, seconds: the result is known by then, and a sender waits.
+BODY_WAIT = 1.0
 #: The most digits of a Content-Length: Python reads no longer number.
 LONGEST_LENGTH = 4300
+#: The longest wait that a `Retry-After` asks for, seconds, and the longest text that is read as a date.
+LONGEST_WAIT, LONGEST_DATE = 999_999_999.0, 100
 #: How much longer than the limit a wait may take, as a share of the limit, to set time-outs seldom: each is a system
 #: call, and during a system call another thread takes the interpreter.
 TOLERANCE = 0.05
@@ -178,14 +184,14 @@ def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
     if until is None:
         return None
     sent = _http_date(headers.get("Date", ""))
-    return max(0.0, until - (now_ms / 1000 if sent is None else sent))
+    return min(max(0.0, until - (now_ms / 1000 if sent is None else sent)), LONGEST_WAIT)
 
 
 def _http_date(text: str) -> float | None:
     """Seconds since the epoch; None if the text is no date."""
-    parsed = email.utils.parsedate_tz(text)
     try:
-        return None if parsed is None else email.utils.mktime_tz(parsed)
+        parsed = email.utils.parsedate_tz(text) if len(text) <= LONGEST_DATE else None
+        return None if parsed is None else float(email.utils.mktime_tz(parsed))
     except (ValueError, OverflowError):
         return None
 
@@ -236,17 +242,22 @@ def limit_wait(sock: Any, seconds: float) -> None:
 
 class BoundedReader(io.RawIOBase):
     """
-    Reads from a socket until this deadline (monotonic), and not longer than the time-out of the socket at the start.
-    While `head_left` is a number, so many bytes may still come.
+    Reads the head of a response from a socket, and after `begin_body` the body: until this deadline (monotonic), and
+    not longer than the time-out of the socket at the start.
     """
 
     def __init__(self, sock: Any, deadline: float) -> None:
         self._sock = sock
         self._raw = sock.makefile("rb", buffering=0)
         self._deadline = min(deadline, time.monotonic() + (sock.gettimeout() or math.inf))
-        self.head_left: int | None = HEAD_LIMIT
-        #: If more comes: the text of the error.
-        self.too_long = f"the response's headers are above {HEAD_LIMIT // 1024} KB"
+        #: How many bytes may still come, and the text of the error if more come.
+        self._left = HEAD_LIMIT
+        self.too_long = f"the response's headers are above {HEAD_LIMIT // 1024} KB or {HEAD_LINES:,} lines"
+
+    def begin_body(self) -> None:
+        """The head is complete."""
+        self._left = BODY_LIMIT
+        self._deadline = min(self._deadline, time.monotonic() + BODY_WAIT)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         """For http.client, in place of a socket."""
@@ -258,10 +269,9 @@ class BoundedReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int | None:
         limit_wait(self._sock, seconds_left(self._deadline))
         count: int | None = self._raw.readinto(buffer)
-        if self.head_left is not None:
-            self.head_left -= count or 0
-            if self.head_left < 0:
-                raise OSError(errno.EMSGSIZE, self.too_long)
+        self._left -= count or 0
+        if self._left < 0:
+            raise OSError(errno.EMSGSIZE, self.too_long)
         return count
 
     def close(self) -> None:
@@ -285,59 +295,81 @@ class BoundedResponse(http.client.HTTPResponse):
 
     def __init__(self, sock: socket.socket, *args: Any, **kwargs: Any) -> None:
         self._reader = BoundedReader(sock, self.deadline())
+        self._lines_left = HEAD_LINES
         super().__init__(self._reader, *args, **kwargs)  # type: ignore[arg-type]
 
     def begin(self) -> None:
         """Read up to the end of the headers. Raises http.client.HTTPException, OSError."""
         while True:
             version, status, reason = self._read_status()  # type: ignore[attr-defined]
-            headers = read_headers(self.fp)
+            headers = read_headers(self._head_lines())
             if not 100 <= status < 200 or status == 101:
                 break
             self._reader.too_long = (
-                f"more than {HEAD_LIMIT // 1024} KB of interim responses (1xx) came before the response"
+                f"more than {HEAD_LIMIT // 1024} KB or {HEAD_LINES:,} lines of interim responses (1xx) came before the "
+                "response"
             )
-        self._reader.head_left = None
-        if not version.startswith(("HTTP/1.", "HTTP/0.9")):
+        self._reader.begin_body()
+        if not version.startswith("HTTP/1.") and version != "HTTP/0.9":
             raise http.client.UnknownProtocol(version)
         self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
         self.code = self.status = status
         self.reason = reason.strip()
         self.headers = self.msg = headers
-        self.chunked = headers.get("transfer-encoding", "").lower() == "chunked"
+        coding = ",".join(headers.get_all("transfer-encoding", ())).rpartition(",")[2]
+        bodiless = status in (101, 204, 304) or self._method == "HEAD"
+        self.chunked = not bodiless and coding.strip(" \t").lower() == "chunked"
         if self.chunked:
             self.chunk_left = None
-        self.length = self._body_length(headers)
+        length = _length(headers)
+        self.length = 0 if bodiless else None if self.chunked else length
         if self.length == 0 and not self.chunked:
             self._close_conn()  # type: ignore[attr-defined]  # nothing is left to be read
         self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
 
-    def _body_length(self, headers: http.client.HTTPMessage) -> int | None:
-        """In bytes; None: up to the last chunk, or to the end of the connection. Raises OSError."""
-        if self.status in (204, 304) or self._method == "HEAD":
-            return 0
-        length = headers.get("content-length", "")
-        if self.chunked or not length.isascii() or not length.isdigit():
-            return None
-        if len(length) > LONGEST_LENGTH:
-            raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
-        return int(length)
+    def _head_lines(self) -> Iterator[bytes]:
+        """The lines up to an empty line. Raises OSError."""
+        while True:
+            self._lines_left -= 1
+            if self._lines_left < 0:
+                raise OSError(errno.EMSGSIZE, self._reader.too_long)
+            line = self.fp.readline()
+            if line in (b"\r\n", b"\n", b""):
+                return
+            yield line
 
 
-def read_headers(lines: Any) -> http.client.HTTPMessage:
-    """Read lines up to an empty line. If a line is no header, the line is passed over. Raises OSError."""
-    found: list[tuple[str, str]] = []
-    while (line := lines.readline()) not in (b"\r\n", b"\n", b""):
-        text = line.decode("latin-1").rstrip("\r\n")
+def _length(headers: http.client.HTTPMessage) -> int | None:
+    """
+    The Content-Length; None without one. What is no number, and numbers that differ, are taken out of the headers: no
+    body of that length comes, and urllib3 would refuse the response or read in another way. Raises OSError.
+    """
+    lengths = {length.strip(" \t") for line in headers.get_all("content-length", ()) for length in line.split(",")}
+    if len(lengths) == 1:
+        (length,) = lengths
+        if length.isascii() and length.isdigit():
+            if len(length) > LONGEST_LENGTH:
+                raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
+            return int(length)
+    if lengths:
+        del headers["Content-Length"]
+    return None
+
+
+def read_headers(lines: Iterable[bytes]) -> http.client.HTTPMessage:
+    """If a line is no header, the line is passed over. White space around a name or a value is no part of it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in lines:
+        text = line.decode("latin-1").rstrip("\r\n").replace("\r", " ")
         name, colon, value = text.partition(":")
-        if text[:1] in (" ", "\t") and found:  # the last header goes on
-            name, before = found.pop()
-            found.append((name, f"{before} {text.strip()}"))
-        elif colon and name == name.strip():
-            found.append((name, value.lstrip()))
+        if text[:1] in (" ", "\t"):  # the last header goes on
+            if found:
+                found[-1][1].append(text.strip(" \t"))
+        elif colon and _visible(name := name.rstrip(" \t")) and name:
+            found.append((name, [value.strip(" \t")]))
     message = http.client.HTTPMessage()
-    for name, value in found:
-        message.set_raw(name, value)
+    for name, values in found:
+        message.set_raw(name, " ".join(filter(None, values)))
     return message
 
 

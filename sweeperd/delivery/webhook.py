@@ -47,6 +47,8 @@ log = logging.getLogger(__name__)
 
 #: How much of a response is read, bytes. If a response is read to the end, the connection can be used again.
 RESPONSE_LIMIT = 64 * 1024
+#: In how many pieces a response is read at most: each takes CPU time, and the receiver chooses the size of its chunks.
+PIECES = 256
 #: How much of a response's body is kept for `endpoints test`, bytes.
 KEPT = 4 * 1024
 #: After a pause so many seconds' worth of requests may come at once, one request at least.
@@ -359,7 +361,9 @@ def _read_some(response: Any) -> bytes:
         return b""
     left, kept = RESPONSE_LIMIT, b""
     try:
-        while left and (chunk := response.read1(left)):
+        for _ in range(PIECES):
+            if not left or not (chunk := response.read1(left)):
+                break
             left -= len(chunk)
             kept += chunk[: KEPT - len(kept)]
     except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError, ValueError):

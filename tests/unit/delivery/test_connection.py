@@ -12,7 +12,7 @@ import pytest
 import urllib3
 import urllib3.connection
 
-from sweeperd.delivery.http import HEAD_LIMIT, OLDEST, Result, begin_exchange, bounded
+from sweeperd.delivery.http import BODY_WAIT, HEAD_LIMIT, OLDEST, Result, begin_exchange, bounded
 from tests.support.deliveries import MESSAGE, Sender
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
@@ -23,7 +23,8 @@ pytestmark = pytest.mark.usefixtures("bare_environment")
 QUICK: dict[str, object] = {"timeout": "300ms", "connect_timeout": "300ms"}
 #: Well above the deadline of QUICK, and well below what a drip takes. Seconds.
 SOON = 15.0
-INTERIM = "more than 64 KB of interim responses (1xx) came before the response"
+INTERIM = "more than 64 KB or 1,000 lines of interim responses (1xx) came before the response"
+LONG_HEAD = "the response's headers are above 64 KB or 1,000 lines"
 NO_BODY = b"Content-Length: 0\r\n\r\n"
 
 
@@ -62,7 +63,7 @@ def test_a_response_without_end_has_failed(pieces: Callable[[], Iterable[bytes]]
         sender = Sender(url, QUICK)
         result = sender.once()
     assert (result.result, result.status) == (Result.FAILED, None)
-    assert result.reason in ("no answer in time", "the response's headers are above 64 KB", INTERIM)
+    assert result.reason in ("no answer in time", LONG_HEAD, INTERIM)
     assert result.seconds < SOON
     assert sender.verdicts == [result], "it is counted"
 
@@ -185,6 +186,69 @@ def test_101_is_no_interim_response() -> None:
     with raw_server(b"HTTP/1.1 101 Switching Protocols\r\n\r\n") as (url, _):
         result = Sender(url).once()
     assert (result.result, result.status) == (Result.FAILED, 101)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        b"Content-Length: 0 \r\n\r\n",
+        b"Content-Length : 2\t\r\n\r\nok",
+        b"Content-Length: 2, 2\r\n\r\nok",
+        b"Transfer-Encoding: chunked \r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n",
+        b"no header\r\nContent-Length: 2\r\n\r\nok",
+    ],
+)
+def test_a_body_whose_end_is_told_in_an_odd_way_is_not_waited_for(rest: bytes) -> None:
+    with raw_server(OK + rest) as (url, connections):
+        sender = Sender(url, {"timeout": "20s"})
+        results = [sender.once() for _ in range(3)]
+        sender.webhook.close()
+    assert all(result.delivered and result.seconds < BODY_WAIT / 2 for result in results)
+    assert len(connections) == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        OK + b"X-No-Length: 1\r\n\r\n",
+        OK + b"Content-Length: 2, 4\r\n\r\nok",
+        OK + b"Content-Length: 200\r\n\r\nok",
+        b"HTTP/1.1 500 no\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n",
+    ],
+    ids=["no length", "two lengths", "too short", "no last chunk"],
+)
+def test_a_body_that_does_not_end_is_waited_for_briefly(head: bytes) -> None:
+    """The status is the result, and a sender has better to do."""
+    with raw_server(head) as (url, _):
+        sender = Sender(url, {"timeout": "20s"})
+        results = [sender.once() for _ in range(2)]
+    assert {result.status for result in results} == {int(head[9:12])}
+    assert all(result.seconds < 3 * BODY_WAIT for result in results)
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (OK + b"X:\r\n" * 16_000 + NO_BODY, None),
+        (OK + b"X: one\r\n" + b" two\r\n" * 10_000 + NO_BODY, None),
+        (b"HTTP/1.1 100 \r\n\r\n" * 3000 + OK + NO_BODY, None),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\na\r\n" * 70_000, 200),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n" + (b"1;" + b"x" * 60_000 + b"\r\na\r\n") * 200, 200),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 200_000, 200),
+    ],
+    ids=["headers", "a header that goes on", "interim", "chunks of a byte", "chunk extensions", "trailers"],
+)
+def test_a_response_takes_little_cpu_time(answer: bytes, status: int | None) -> None:
+    """The receiver chooses how much it answers, and the CPU time is taken from all other endpoints."""
+    with raw_server(answer) as (url, _):
+        sender = Sender(url, {"timeout": "3s"})
+        began = time.thread_time()
+        results = [sender.once() for _ in range(3)]
+        took = time.thread_time() - began
+    assert {result.status for result in results} == {status}
+    assert all(result.seconds < 2 for result in results)
+    assert took / 3 < 0.025
 
 
 def test_large_headers_that_end_are_fine() -> None:

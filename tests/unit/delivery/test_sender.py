@@ -274,11 +274,11 @@ def test_an_answer_that_is_no_http() -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (OK + b"X-Long: " + b"x" * 70_000 + b"\r\n\r\n", "the response's headers are above 64 KB"),
+        (OK + b"X-Long: " + b"x" * 70_000 + b"\r\n\r\n", "the response's headers are above 64 KB or 1,000 lines"),
         (OK + b"Content-Length: " + b"9" * 5000 + b"\r\n\r\n", "the response's Content-Length has 5000 digits"),
         (
             b"HTTP/1.1 100 Continue\r\n\r\n" * 3000 + OK + b"Content-Length: 0\r\n\r\n",
-            "more than 64 KB of interim responses (1xx) came before the response",
+            "more than 64 KB or 1,000 lines of interim responses (1xx) came before the response",
         ),
     ],
     ids=["headers", "length", "interim"],
@@ -342,6 +342,8 @@ def test_no_more_than_the_limit_is_read() -> None:
         (b"Retry-After:", None),
         (b"Retry-After: Sun, 09 Sep 99999 01:46:40 GMT", None),
         (b"Date: Sun, 09 Sep 99999 01:46:40 GMT\r\nRetry-After: Sun, 09 Sep 2001 01:46:39 GMT", 0.0),
+        (b"Retry-After: Sun, 09 Sep 2001 01:" + b"9" * 400, None),
+        (b"Retry-After: Sun, 09 Sep 2001 " + b"9" * 20 + b":46:40 GMT", 999_999_999.0),
         (b"X-Nothing: 1", None),
     ],
 )

@@ -28,6 +28,7 @@ import urllib3.util.ssl_
 
 from sweeperd.config import EndpointSettings
 from sweeperd.config.types import load_pair
+from sweeperd.delivery.connect import OutOfTime, open_socket
 
 #: By OpenSSL's number for the result of a verification.
 _VERIFY_REASONS = {
@@ -205,7 +206,11 @@ def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
 
 
 def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
-    for inner in _chain(error):
+    chain = [*_chain(error)]
+    for inner in chain:
+        if isinstance(inner, OutOfTime):  # urllib3 wraps it in errors that count below
+            return str(inner)
+    for inner in chain:
         match inner:
             case ssl.SSLError():
                 return tls_reason(inner)
@@ -440,13 +445,38 @@ class _Bounded:
     response_class = _Response
     sock: Any
     timeout: Any
+    port: int
+    socket_options: Any
+    _dns_host: str
     #: Monotonic.
     opened_at = -math.inf
+    _connect_by = math.inf
 
     def connect(self) -> None:
-        self.timeout = min(self.timeout, seconds_left(_exchange.deadline))
-        super().connect()  # type: ignore[misc]
+        self._connect_by = min(_exchange.deadline, time.monotonic() + self.timeout)
+        self.timeout = seconds_left(self._connect_by)
+        try:
+            super().connect()  # type: ignore[misc]
+        except OutOfTime:
+            raise
+        except TimeoutError as error:
+            raise OutOfTime("TLS: no handshake in time") from error
         self.opened_at = time.monotonic()
+
+    def _new_conn(self) -> socket.socket:
+        if hasattr(self, "_socks_options"):  # PySocks connects
+            return super()._new_conn()  # type: ignore[misc, no-any-return]
+        try:
+            return open_socket(self._dns_host.strip("[]"), self.port, self.socket_options or (), self._connect_by)
+        except UnicodeError as error:
+            raise urllib3.exceptions.LocationParseError("the host's name") from error
+
+    def _tunnel(self) -> None:
+        try:
+            super()._tunnel()  # type: ignore[misc]
+        except TimeoutError as error:
+            raise OutOfTime("the proxy: no answer in time") from error
+        self.sock.settimeout(seconds_left(self._connect_by))  # for the handshake with the receiver
 
     @property
     def is_connected(self) -> bool:
@@ -461,6 +491,8 @@ class _Bounded:
             while left:
                 limit_wait(self.sock, seconds_left(_exchange.deadline))
                 left = left[self.sock.send(left) :]
+        except TimeoutError as error:
+            raise OutOfTime("the request was not sent in time") from error
         except (ssl.SSLEOFError, ConnectionError):
             _raise_alert(self.sock)
             raise
@@ -491,8 +523,8 @@ class Transport:
     A transport follows no redirect, keeps no cookie and reads no netrc. If the endpoint names no proxy or CAs, the
     environment at the start names them.
 
-    `connect_timeout` limits the connecting, `read_timeout` the response with its body, and both together the whole
-    exchange, seconds.
+    `connect_timeout` limits resolving, connecting and the TLS handshake together, `read_timeout` the response, and both
+    together the whole exchange, seconds.
     """
 
     def __init__(

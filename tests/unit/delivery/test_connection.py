@@ -90,7 +90,7 @@ def test_a_receiver_that_does_not_read_has_failed() -> None:
     large = MESSAGE._replace(body=b"[" + b"1," * 20_000_000 + b"1]")
     with dripping(lambda: itertools.repeat(b"", 200), 0.1, reads=False) as url:
         result = Sender(url, QUICK).deliver(large, attempts=1)
-    assert (result.result, result.reason) == (Result.FAILED, "no answer in time")
+    assert (result.result, result.reason) == (Result.FAILED, "the request was not sent in time")
     assert result.seconds < SOON
 
 

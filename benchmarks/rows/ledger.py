@@ -120,10 +120,11 @@ class _Recorded(Script):
         super().__init__(name)
         self._calls = calls
 
-    def run(self, _client: "redis.Redis", call: Call) -> list[bytes]:
+    def run(self, _client: "redis.Redis", call: Call) -> list[object]:
         self._calls.append(encode_calls(self, [call]))
         times = b'"at":0,"created_at":0,"expires_at":0'
-        return [b"ok", b'{"reservation_id":"","unit":"","charged":0,"debt":0,"balances":[],"missing":[],%b}' % times]
+        answer = b'{"reservation_id":"","unit":"","charged":0,"debt":0,"balances":[],"missing":[],%b}' % times
+        return [b"ok", answer, call.args[0]]
 
 
 def _encoded(names: Sequence[bytes]) -> list[bytes]:

@@ -10,14 +10,14 @@ from datetime import timedelta
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar, get_args
 
 import redis
-from redis.exceptions import NoScriptError, ReadOnlyError
+from redis.exceptions import NoScriptError
 
 from sweeperd.config import RedisSettings, check_prefix
 from sweeperd.ledger import models
 from sweeperd.ledger.errors import MissingRight, RedisFull
 from sweeperd.ledger.models import Name
 from sweeperd.ledger.requests import SCRIPTS, Request, Requests
-from sweeperd.store.errors import describe, is_full, is_refused
+from sweeperd.store.errors import describe, is_demoted, is_full, is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
@@ -26,6 +26,8 @@ from sweeperd.tracing import ledger_call
 _CONNECTIONS = 10_000
 #: How many calls of an AsyncLedger are at Redis at the same time. A thousand new connections at once would time out.
 _AT_ONCE = 64
+#: Then the connections are closed, since one of them has a reply too many.
+_FOREIGN = "the reply is the answer to another request"
 _NO_GRACE = timedelta(0)
 _AUDIT_RETENTION = timedelta(days=30)
 
@@ -132,7 +134,7 @@ class _Client:
         """
         settings = RedisSettings.model_validate({"url": url})
         check_prefix(settings.url, prefix)
-        shard = Shard(settings, prefix, connections=_CONNECTIONS)
+        shard = Shard(settings, prefix, connections=_CONNECTIONS, interrupted=True)
         return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)
 
 
@@ -178,7 +180,10 @@ class Ledger(_Client):
     def _run(self, request: Request[Answer]) -> Answer:
         with ledger_call(request.script), self._shard.reaching(), _refusals_of_redis():
             reply = self.scripts[request.script].run(self._shard.client, request.call)
-        return request.answer(reply)
+            if not request.is_answered_by(reply):
+                self._shard.client.connection_pool.disconnect(inuse_connections=False)
+                raise redis.ConnectionError(_FOREIGN)
+        return request.answer(reply[:-1])
 
 
 class AsyncLedger(_Client):
@@ -221,7 +226,10 @@ class AsyncLedger(_Client):
         with ledger_call(request.script), self._shard.reaching(), _refusals_of_redis():
             async with self._free:
                 reply = await self._reply(self.scripts[request.script], request.call)
-        return request.answer(reply)
+            if not request.is_answered_by(reply):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+                raise redis.ConnectionError(_FOREIGN)
+        return request.answer(reply[:-1])
 
     async def _reply(self, script: Script, call: Call) -> Any:
         words = len(call.keys), *call.keys, *call.args
@@ -230,7 +238,8 @@ class AsyncLedger(_Client):
                 return await self._client.execute_command("EVALSHA", script.sha, *words)
             except NoScriptError:
                 return await self._client.execute_command("EVAL", script.source, *words)
-        except ReadOnlyError:
-            # The server was a primary: the next connection asks again for the primary.
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+        except redis.ResponseError as error:
+            if is_demoted(error):
+                # The next connection asks again for the primary.
+                await self._client.connection_pool.disconnect(inuse_connections=False)
             raise

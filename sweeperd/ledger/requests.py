@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from sweeperd.ledger import cycles as beside_cycles
 from sweeperd.ledger import models
-from sweeperd.ledger.errors import BudgetExists, OpenedByCycles, refusal
+from sweeperd.ledger.errors import OpenedByCycles, refusal
 from sweeperd.ledger.models import (
     Balance,
     Committed,
@@ -37,8 +37,12 @@ class Request(Generic[Answer]):
 
     script: str
     call: Call
-    #: The answer in the reply of the script. Raises LedgerError if the reply is a refusal.
-    answer: Callable[[Any], Answer]
+    #: The answer in the words of the reply without the hash. Raises LedgerError if the reply is a refusal.
+    answer: Callable[[list[Any]], Answer]
+
+    def is_answered_by(self, reply: Any) -> bool:
+        """Whether this reply is to this request: it ends with the hash of its request."""
+        return isinstance(reply, list) and reply[-1:] == [self.call.args[0]]
 
 
 class Requests:
@@ -68,16 +72,16 @@ class Requests:
         opened = Balance(*names, whole, whole, 0, 0, 0, limit, is_over_limit=False, status="ACTIVE")
 
         def answer(reply: Any) -> Balance:
-            if not reply:
-                raise BudgetExists(budget[0])
+            _accepted(reply)
             return opened
 
-        return Request("open_budget", Call([self._keys.budget(*budget)], [*budget, *amounts]), answer)
+        arguments = [models.request_hash("open_budget", *budget, *amounts), *budget, *amounts]
+        return Request("open_budget", Call([self._keys.budget(*budget)], arguments), answer)
 
     def budget(self, scope: Name, unit: Name) -> Request[Balance]:
         """Read a budget. Raises NoBudget, InvalidBudget."""
         scope, unit = models.name("scope", scope), models.name("unit", unit)
-        call = Call([self._keys.budget(scope, unit)], [scope, unit])
+        call = Call([self._keys.budget(scope, unit)], [models.request_hash("budget", scope, unit), scope, unit])
         return Request("budget", call, _json(lambda answer: answer.balances[0]))
 
     def get(self, reservation_id: Name) -> Request[Reservation]:
@@ -86,7 +90,8 @@ class Requests:
         ReservationNotFound, InvalidReservation.
         """
         reservation_id = models.name("reservation id", reservation_id)
-        call = Call([self._keys.reservation(reservation_id)], models.RESERVATION_FIELDS)
+        arguments: list[bytes | str] = [models.request_hash("get", reservation_id), *models.RESERVATION_FIELDS]
+        call = Call([self._keys.reservation(reservation_id)], arguments)
         return Request("get", call, lambda reply: models.reservation(reservation_id, _accepted(reply)[0]))
 
     def reserve(

@@ -56,6 +56,11 @@ def is_server_trouble(error: Any) -> bool:
     )
 
 
+def is_demoted(error: Any) -> bool:
+    """True if the server was a primary and is a replica now."""
+    return isinstance(error, ReadOnlyError) or (isinstance(error, redis.ResponseError) and "READONLY" in str(error))
+
+
 def is_refused(error: Any) -> bool:
     """
     True if the user may not run the command, or the server has no command of this name. An error in a script comes

@@ -217,7 +217,7 @@ class ScriptPipeline:
         The replies to the oldest batch without replies, as `Script.run_many` gives them. Raises redis.RedisError
         if the connection fails: which calls ran, of this batch and of later batches, is then unknown.
         """
-        calls = self._sent.popleft()
+        calls = self._sent[0]
         if isinstance(self._client, ClusterClient):
             clock = server_clock(self._client)
             began, *replies, ended = evaluate(self._client, "EVALSHA", self._script.sha, calls, around=clock)
@@ -225,6 +225,8 @@ class ScriptPipeline:
         else:
             busy = not self._connection.can_read(timeout=0)
             began, *replies, ended = [self._reply() for _ in range(len(calls) + 2)]
+        # Only now: if an exception cuts the reading short, `close` must know that replies are left.
+        self._sent.popleft()
         since, until = micros_of(began), micros_of(ended)
         waited_since = self._next_waits_since
         self._next_waits_since = until if busy and self._sent else None

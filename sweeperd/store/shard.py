@@ -8,13 +8,12 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import ReadOnlyError
 
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.connect import client_options, connect, connect_async
-from sweeperd.store.errors import describe, is_refused, is_server_trouble
+from sweeperd.store.connect import client_options, connect, connect_async, interruptible
+from sweeperd.store.errors import describe, is_demoted, is_refused, is_server_trouble
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
@@ -51,9 +50,17 @@ class Shard:
     """
 
     def __init__(
-        self, settings: RedisSettings, prefix: str = "", name: str = DEFAULT_SHARD, connections: int = 100
+        self,
+        settings: RedisSettings,
+        prefix: str = "",
+        name: str = DEFAULT_SHARD,
+        connections: int = 100,
+        interrupted: bool = False,
     ) -> None:
-        """`connections`: how many threads may work with Redis at the same time."""
+        """
+        `connections`: how many threads may work with Redis at the same time. `interrupted`: signal handlers may raise
+        exceptions in calls of `client`.
+        """
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
@@ -70,6 +77,7 @@ class Shard:
             socket_timeout=self.socket_timeout,
             connections=connections,
         )
+        self._own_options = interruptible() if interrupted else {}
         self.client = self._connect()
 
     def twin(self) -> "Shard":
@@ -81,7 +89,7 @@ class Shard:
 
     def async_client(self) -> "redis.asyncio.Redis":
         """A client for asyncio, which the caller closes. Raises ValueError for a Cluster."""
-        return connect_async(self._place, self._url, self._options)
+        return connect_async(self._place, self._url, self._options, self._connected_async)
 
     @property
     def origin(self) -> bytes:
@@ -92,11 +100,21 @@ class Shard:
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
 
     def _connect(self) -> redis.Redis:
-        return connect(self._place, self._url, self.keys.reservation_index, self._options, self._connected)
+        options = self._options | self._own_options
+        return connect(self._place, self._url, self.keys.reservation_index, options, self._connected)
 
     def _connected(self, connection: Any) -> None:
-        try:
+        with self._handshake():
             connection.on_connect()
+
+    async def _connected_async(self, connection: Any) -> None:
+        with self._handshake():
+            await connection.on_connect()
+
+    @contextlib.contextmanager
+    def _handshake(self) -> Iterator[None]:
+        try:
+            yield
         except redis.AuthenticationError:
             self.password_refused = True
             raise
@@ -139,7 +157,7 @@ class Shard:
         READONLY means: this server was a primary and is a replica now. The connection is healthy and would go on
         failing for ever, so the connection is dropped, and the next connection asks again for the primary.
         """
-        if "READONLY" in str(error) or isinstance(error, ReadOnlyError):
+        if is_demoted(error):
             self.client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:

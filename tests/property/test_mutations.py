@@ -62,7 +62,7 @@ MUTATIONS = {
     "extend leaves the index alone": (
         Property.INDEXED,
         "redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)\n"
-        "redis.call('ZADD', KEYS[2], expires_text, ARGV[2])",
+        "  redis.call('ZADD', KEYS[2], expires_text, ARGV[2])",
         "redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)",
     ),
     "an ending leaves the index alone": (

@@ -97,9 +97,10 @@ def _reserve_calls(
     class Collector(Script):
         calls: ClassVar[list[Call]] = []
 
-        def run(self, _client: redis.Redis, call: Call) -> list[bytes]:
+        def run(self, _client: redis.Redis, call: Call) -> list[Any]:
             self.calls.append(call)
-            return [b"ok", b'{"reservation_id":"","unit":"","created_at":0,"expires_at":0,"balances":[],"missing":[]}']
+            answer = b'{"reservation_id":"","unit":"","created_at":0,"expires_at":0,"balances":[],"missing":[]}'
+            return [b"ok", answer, call.args[0]]
 
     waiting = iter(ids)
     ledger = Ledger(Shard(RedisSettings(), prefix), new_id=lambda: next(waiting))

@@ -17,30 +17,35 @@
 -- ARGV[8] -> the amount used: decimal int64, not below 0
 -- ARGV[9] -> the unit of the amount; '': the reservation's unit
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- A commit is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone. The
 -- amount has been used already, so it is charged even if the status of a budget is not ACTIVE. An amount above the
 -- estimate follows the reservation's overage policy.
 
+-- @include answered
 -- @include clock
 -- @include charges
 -- @include reservations
 
-local request = reservations.request(KEYS, ARGV)
-local reservation, reply = reservations.open(request, 'in_grace')
-if not reservation then
-  return reply
+local function run()
+  local request = reservations.request(KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'in_grace')
+  if not reservation then
+    return reply
+  end
+
+  if ARGV[9] ~= '' and ARGV[9] ~= reservation.unit then
+    return {'refused', 'UNIT_MISMATCH', ''}
+  end
+  local refusal, charged, debt = charges.commit(reservation, ARGV[8])
+  if refusal then
+    return refusal
+  end
+
+  return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},
+    'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt, 'committed_at', clock.now_text,
+    'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
 end
 
-if ARGV[9] ~= '' and ARGV[9] ~= reservation.unit then
-  return {'refused', 'UNIT_MISMATCH', ''}
-end
-local refusal, charged, debt = charges.commit(reservation, ARGV[8])
-if refusal then
-  return refusal
-end
-
-return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},
-  'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt, 'committed_at', clock.now_text,
-  'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
+return answered(run(), ARGV[1])

@@ -12,47 +12,52 @@
 -- ARGV[5] -> overage policy
 -- ARGV[6..] -> the scopes, from the top
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- The amount has been used already: the debit is booked even if a budget is in debt or over its limit.
 
+-- @include answered
 -- @include clock
 -- @include budgets
 -- @include charges
 -- @include idempotency
 -- @include tenants
 
-local scopes = {unpack(ARGV, 6)}
-local replayed = idempotency.replay(KEYS[1], ARGV[1], {unpack(KEYS, 3 + #scopes)})
-if replayed then
-  return replayed
-end
-local refusal = tenants.refusal(KEYS[2])
-if refusal then
-  return refusal
-end
-local unit = ARGV[3]
-local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, scopes, unit, ARGV[2])
-if not mentions then
-  return each
-end
-local charged, debt
-refusal, charged, debt = charges.debit(mentions, each, ARGV[4], ARGV[5])
-if refusal then
-  return refusal
+local function run()
+  local scopes = {unpack(ARGV, 6)}
+  local replayed = idempotency.replay(KEYS[1], ARGV[1], {unpack(KEYS, 3 + #scopes)})
+  if replayed then
+    return replayed
+  end
+  local refusal = tenants.refusal(KEYS[2])
+  if refusal then
+    return refusal
+  end
+  local unit = ARGV[3]
+  local mentions, each, missing = budgets.named({unpack(KEYS, 3)}, scopes, unit, ARGV[2])
+  if not mentions then
+    return each
+  end
+  local charged, debt
+  refusal, charged, debt = charges.debit(mentions, each, ARGV[4], ARGV[5])
+  if refusal then
+    return refusal
+  end
+
+  -- HSET first, as in the writes: if Redis is full, HSET is refused.
+  refusal = budgets.no_right(each)
+  if refusal then
+    return refusal
+  end
+  local reply, record = idempotency.prepare(KEYS[1], ARGV[1], {unit = unit, charged = charged, debt = debt,
+    at = clock.now_text, balances = budgets.balances(each), missing = missing}, 0)
+  if not reply then
+    return record
+  end
+
+  budgets.write(each)
+  redis.call(unpack(record))
+  return reply
 end
 
--- HSET first, as in the writes: if Redis is full, HSET is refused.
-refusal = budgets.no_right(each)
-if refusal then
-  return refusal
-end
-local reply, record = idempotency.prepare(KEYS[1], ARGV[1], {unit = unit, charged = charged, debt = debt,
-  at = clock.now_text, balances = budgets.balances(each), missing = missing}, 0)
-if not reply then
-  return record
-end
-
-budgets.write(each)
-redis.call(unpack(record))
-return reply
+return answered(run(), ARGV[1])

@@ -2,18 +2,25 @@
 --
 -- KEYS[1] -> reservation:res_<id>  HASH
 --
--- ARGV -> the fields, `state` among them
+-- ARGV[1] -> the hash of the request
+-- ARGV[2..] -> the fields, `state` among them
 --
--- Returns {'ok', the values} or {'refused', code, reason}.
+-- Returns {'ok', the values, the hash of the request} or {'refused', code, reason, the hash of the request}.
 
-local row = redis.pcall('HMGET', KEYS[1], unpack(ARGV))
-if row.err then
-  if string.find(row.err, 'WRONGTYPE', 1, true) then
-    return {'refused', 'INVALID_RESERVATION', 'WRONG_TYPE'}
+-- @include answered
+
+local function run()
+  local row = redis.pcall('HMGET', KEYS[1], unpack(ARGV, 2))
+  if row.err then
+    if string.find(row.err, 'WRONGTYPE', 1, true) then
+      return {'refused', 'INVALID_RESERVATION', 'WRONG_TYPE'}
+    end
+    return row
   end
-  return row
+  if redis.call('EXISTS', KEYS[1]) == 0 then
+    return {'refused', 'RESERVATION_NOT_FOUND', ''}
+  end
+  return {'ok', row}
 end
-if redis.call('EXISTS', KEYS[1]) == 0 then
-  return {'refused', 'RESERVATION_NOT_FOUND', ''}
-end
-return {'ok', row}
+
+return answered(run(), ARGV[1])

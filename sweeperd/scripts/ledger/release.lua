@@ -14,24 +14,29 @@
 -- ARGV[6] -> grace in ms if the reservation has no grace_ms
 -- ARGV[7] -> how long an ended reservation stays readable, ms
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- A release is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone.
 
+-- @include answered
 -- @include clock
 -- @include budgets
 -- @include reservations
 
-local request = reservations.request(KEYS, ARGV)
-local reservation, reply = reservations.open(request, 'in_grace')
-if not reservation then
-  return reply
-end
-local refusal = budgets.settle(reservation.each, reservation.amount, reservation.amount)
-if refusal then
-  return refusal
+local function run()
+  local request = reservations.request(KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'in_grace')
+  if not reservation then
+    return reply
+  end
+  local refusal = budgets.settle(reservation.each, reservation.amount, reservation.amount)
+  if refusal then
+    return refusal
+  end
+
+  return reservations.finish(request, reservation, {amount = reservation.amount, at = clock.now_text},
+    'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
+    'released_payload_hash', ARGV[1])
 end
 
-return reservations.finish(request, reservation, {amount = reservation.amount, at = clock.now_text},
-  'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
-  'released_payload_hash', ARGV[1])
+return answered(run(), ARGV[1])

@@ -25,8 +25,9 @@
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
 -- ARGV[16..] -> the scopes, from the top
 --
--- Returns {'ok', answer, ms to the deadline} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 
+-- @include answered
 -- @include clock
 -- @include amounts
 -- @include budgets
@@ -37,100 +38,104 @@
 -- @include rights
 -- @include tenants
 
-local scopes = {unpack(ARGV, 16)}
-local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 7 + #scopes)})
-if replayed then
-  if replayed[1] == 'ok' then
-    local answer = json.decode(replayed[2])
-    local stem = string.sub(KEYS[1], 1, -1 - #ARGV[2])
-    replayed[3] = remaining_ttl(stem .. answer.reservation_id, answer.expires_at)
+local function run()
+  local scopes = {unpack(ARGV, 16)}
+  local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 7 + #scopes)})
+  if replayed then
+    if replayed[1] == 'ok' then
+      local answer = json.decode(replayed[2])
+      local stem = string.sub(KEYS[1], 1, -1 - #ARGV[2])
+      replayed[3] = remaining_ttl(stem .. answer.reservation_id, answer.expires_at)
+    end
+    return replayed
   end
-  return replayed
-end
-redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type, before the first write
-local refusal = tenants.refusal(KEYS[4])
-if refusal then
-  return refusal
-end
-if redis.call('EXISTS', KEYS[1]) == 1 then
-  return {'refused', 'RESERVATION_EXISTS', ''}
-end
-local ttl, grace = tonumber(ARGV[9]), tonumber(ARGV[10] == '' and ARGV[5] or ARGV[10])
-if not clock.reaches(clock.now, ttl, grace) then
-  return {'refused', 'DEADLINE_TOO_FAR', ''}
-end
-
-local unit, amount = ARGV[7], ARGV[8]
-local index, metadata = KEYS[5 + #scopes], KEYS[6 + #scopes]
-local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
-if not mentions then
-  return each
-end
-
--- The refusal of a budget that may not reserve; nil if the budget may.
-local function check(budget)
-  local closed = budgets.closed_to_spending(budget)
-  if closed then
-    return closed
-  end
-  if budget.over then
-    return {'refused', 'OVER_LIMIT', budget.scope}
-  end
-  -- With an overdraft limit a debt is no reason: the limit allows debt.
-  if budget.debt ~= '0' and budget.overdraft_limit == '0' then
-    return {'refused', 'DEBT_OUTSTANDING', budget.scope}
-  end
-  if amounts.less(budget.remaining, amount) then
-    return {'refused', 'INSUFFICIENT_BUDGET', budget.scope}
-  end
-end
-
-local budgeted = {}
-for i = 1, #mentions do
-  local budget = mentions[i]
-  refusal = check(budget) or budgets.add(budget, 'reserved', amount)
+  redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type, before the first write
+  local refusal = tenants.refusal(KEYS[4])
   if refusal then
     return refusal
   end
-  budget.remaining = amounts.subtract(budget.remaining, amount)
-  budgeted[i] = budget.scope
-end
-
-local expires_text = string.format('%d', clock.now + ttl)
-local row = {'reservation_id', ARGV[2], 'tenant', ARGV[3], 'state', 'ACTIVE', 'estimate_amount', amount,
-  'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', json.encode(scopes),
-  'budgeted_scopes', json.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
-  'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
--- The service takes no grace_ms for a grace of 0.
-local grace_text = index and ARGV[10] == '' and ARGV[5] or ARGV[10]
-local optional = {grace_ms = grace_text, subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
-for field, value in pairs(optional) do
-  if value ~= '' then
-    row[#row + 1] = field
-    row[#row + 1] = value
+  if redis.call('EXISTS', KEYS[1]) == 1 then
+    return {'refused', 'RESERVATION_EXISTS', ''}
   end
+  local ttl, grace = tonumber(ARGV[9]), tonumber(ARGV[10] == '' and ARGV[5] or ARGV[10])
+  if not clock.reaches(clock.now, ttl, grace) then
+    return {'refused', 'DEADLINE_TOO_FAR', ''}
+  end
+
+  local unit, amount = ARGV[7], ARGV[8]
+  local index, metadata = KEYS[5 + #scopes], KEYS[6 + #scopes]
+  local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
+  if not mentions then
+    return each
+  end
+
+  -- The refusal of a budget that may not reserve; nil if the budget may.
+  local function check(budget)
+    local closed = budgets.closed_to_spending(budget)
+    if closed then
+      return closed
+    end
+    if budget.over then
+      return {'refused', 'OVER_LIMIT', budget.scope}
+    end
+    -- With an overdraft limit a debt is no reason: the limit allows debt.
+    if budget.debt ~= '0' and budget.overdraft_limit == '0' then
+      return {'refused', 'DEBT_OUTSTANDING', budget.scope}
+    end
+    if amounts.less(budget.remaining, amount) then
+      return {'refused', 'INSUFFICIENT_BUDGET', budget.scope}
+    end
+  end
+
+  local budgeted = {}
+  for i = 1, #mentions do
+    local budget = mentions[i]
+    refusal = check(budget) or budgets.add(budget, 'reserved', amount)
+    if refusal then
+      return refusal
+    end
+    budget.remaining = amounts.subtract(budget.remaining, amount)
+    budgeted[i] = budget.scope
+  end
+
+  local expires_text = string.format('%d', clock.now + ttl)
+  local row = {'reservation_id', ARGV[2], 'tenant', ARGV[3], 'state', 'ACTIVE', 'estimate_amount', amount,
+    'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', json.encode(scopes),
+    'budgeted_scopes', json.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
+    'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
+  -- The service takes no grace_ms for a grace of 0.
+  local grace_text = index and ARGV[10] == '' and ARGV[5] or ARGV[10]
+  local optional = {grace_ms = grace_text, subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
+  for field, value in pairs(optional) do
+    if value ~= '' then
+      row[#row + 1] = field
+      row[#row + 1] = value
+    end
+  end
+
+  -- HSET first, as in the writes: if Redis is full, HSET is refused.
+  refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
+  local indexing = index and cycles.indexing(index, metadata, ARGV[2]) or {}
+  refusal = refusal or cycles.no_right(indexing)
+  if refusal then
+    return refusal
+  end
+  local reply, record = idempotency.prepare(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = unit,
+    created_at = clock.now_text, expires_at = expires_text, balances = budgets.balances(each), missing = missing},
+    ttl + grace)
+  if not reply then
+    return record
+  end
+  reply[3] = ARGV[9]
+
+  budgets.write(each)
+  redis.call('HSET', KEYS[1], unpack(row))
+  redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
+  for i = 1, #indexing do
+    redis.call(unpack(indexing[i]))
+  end
+  redis.call(unpack(record))
+  return reply
 end
 
--- HSET first, as in the writes: if Redis is full, HSET is refused.
-refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
-local indexing = index and cycles.indexing(index, metadata, ARGV[2]) or {}
-refusal = refusal or cycles.no_right(indexing)
-if refusal then
-  return refusal
-end
-local reply, record = idempotency.prepare(KEYS[3], ARGV[1], {reservation_id = ARGV[2], unit = unit,
-  created_at = clock.now_text, expires_at = expires_text, balances = budgets.balances(each), missing = missing},
-  ttl + grace)
-if not reply then
-  return record
-end
-reply[3] = ARGV[9]
-
-budgets.write(each)
-redis.call('HSET', KEYS[1], unpack(row))
-redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
-for i = 1, #indexing do
-  redis.call(unpack(indexing[i]))
-end
-redis.call(unpack(record))
-return reply
+return answered(run(), ARGV[1])

@@ -19,13 +19,14 @@
 -- ARGV[8] -> the amount used: decimal int64, not below 0
 -- ARGV[9] -> trace id for the event of an expiry
 --
--- Returns {'ok', answer} or {'refused', code, scope or reason}. The answer is JSON.
+-- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- In time, this is a commit. A reservation that is overdue, but not yet swept, is expired as expire.lua does it, with
 -- its event, and the amount is charged as an event.lua does it, in the same step; if the reservation has expired, the
 -- amount is charged alone. Then the reservation's overage policy says what is charged. The answer stands in the hash,
 -- so the same request gets it as long as there is a hash, and is refused afterwards.
 
+-- @include answered
 -- @include clock
 -- @include budgets
 -- @include charges
@@ -33,93 +34,97 @@
 -- @include reservations
 -- @include rights
 
-local row = redis.pcall('HMGET', KEYS[1], 'tenant', 'settled_idempotency_key', 'settled_payload_hash', 'settled_answer',
-  'scope_path', 'created_at', 'expires_at', 'grace_ms', 'extension_count')
-if not row.err and row[1] == ARGV[3] and row[2] then
-  if row[2] ~= ARGV[4] then
-    return {'refused', 'RESERVATION_FINALIZED', 'SETTLED'}
+local function run()
+  local row = redis.pcall('HMGET', KEYS[1], 'tenant', 'settled_idempotency_key', 'settled_payload_hash', 'settled_answer',
+    'scope_path', 'created_at', 'expires_at', 'grace_ms', 'extension_count')
+  if not row.err and row[1] == ARGV[3] and row[2] then
+    if row[2] ~= ARGV[4] then
+      return {'refused', 'RESERVATION_FINALIZED', 'SETTLED'}
+    end
+    if row[3] ~= ARGV[1] or not row[4] then
+      return {'refused', 'IDEMPOTENCY_MISMATCH', ''}
+    end
+    return {'ok', row[4]}
   end
-  if row[3] ~= ARGV[1] or not row[4] then
-    return {'refused', 'IDEMPOTENCY_MISMATCH', ''}
+  local request = reservations.request(KEYS, ARGV)
+  request.others = {unpack(KEYS, 6)}
+  local reservation, reply = reservations.open(request, 'expired')
+  if not reservation then
+    return reply
   end
-  return {'ok', row[4]}
-end
-local request = reservations.request(KEYS, ARGV)
-request.others = {unpack(KEYS, 6)}
-local reservation, reply = reservations.open(request, 'expired')
-if not reservation then
+
+  local each, phase = reservation.each, reservation.phase
+  local overdue = phase == 'overdue'
+  local late = overdue or phase == 'expired'
+  local refusal, charged, debt
+  if late then
+    if #each == 0 then
+      return {'refused', 'NO_BUDGET', reservation.scopes[#reservation.scopes]}
+    end
+    if not charges.POLICIES[reservation.overage_policy] then
+      return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
+    end
+    refusal = overdue and budgets.settle(each, reservation.amount, reservation.amount)
+    if not refusal then
+      refusal, charged, debt = charges.debit(reservation.mentions, each, ARGV[8], reservation.overage_policy)
+    end
+  else
+    refusal, charged, debt = charges.commit(reservation, ARGV[8])
+  end
+  if refusal then
+    return refusal
+  end
+
+  -- The first write comes first. If it is a ZREM, Redis at maxmemory takes all writes of the script; if HSET, none.
+  refusal = overdue and no_right('ZREM', KEYS[2]) or no_right('HSET', KEYS[1]) or budgets.no_right(each)
+  if phase ~= 'expired' then
+    refusal = refusal or no_right('ZREM', KEYS[2]) or no_right('PEXPIRE', KEYS[1])
+  end
+  if overdue then
+    refusal = refusal or no_right('ZADD', KEYS[2]) or no_right('XADD', KEYS[5])
+  end
+  if refusal then
+    return refusal
+  end
+  local record
+  reply, record = reservations.prepare(request, reservation, {charged = charged, debt = debt, at = clock.now_text,
+    late = late})
+  if not reply then
+    return record
+  end
+  local missing = reservation.missing
+  local missing_text = #missing > 0 and json.encode(missing) or '[]'
+  local settled = {'HSET', KEYS[1], 'settled_at', clock.now_text, 'settled_amount', charged, 'settled_debt', debt,
+    'settled_idempotency_key', ARGV[4], 'settled_payload_hash', ARGV[1], 'settled_answer', reply[2]}
+
+  local event
+  if overdue then
+    local indexed = redis.call('ZREM', KEYS[2], ARGV[2])
+    event = redis.pcall('XADD', KEYS[5], '*', 'id', ARGV[2], 'tenant', ARGV[3], 'scope', row[5] or '',
+      'unit', reservation.unit, 'amount', reservation.amount, 'created_at', row[6] or '', 'expires_at', row[7],
+      'expired_at', clock.now_text, 'grace_ms', row[8] or ARGV[6], 'extensions', row[9] or '', 'missing', missing_text,
+      'closed', '[]', 'trace_id', ARGV[9])
+    if type(event) == 'table' then -- an error; the id of the entry is text
+      if indexed == 1 then
+        redis.call('ZADD', KEYS[2], row[7], ARGV[2])
+      end
+      return event
+    end
+  end
+  budgets.write(each)
+  redis.call(unpack(settled))
+  if overdue then
+    redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', clock.now_text, 'expired_event', event)
+  elseif not late then
+    redis.call('HSET', KEYS[1], 'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt,
+      'committed_at', clock.now_text, 'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
+    redis.call('ZREM', KEYS[2], ARGV[2])
+  end
+  if phase ~= 'expired' then
+    redis.call('PEXPIRE', KEYS[1], ARGV[7])
+  end
+  redis.call(unpack(record))
   return reply
 end
 
-local each, phase = reservation.each, reservation.phase
-local overdue = phase == 'overdue'
-local late = overdue or phase == 'expired'
-local refusal, charged, debt
-if late then
-  if #each == 0 then
-    return {'refused', 'NO_BUDGET', reservation.scopes[#reservation.scopes]}
-  end
-  if not charges.POLICIES[reservation.overage_policy] then
-    return {'refused', 'INVALID_RESERVATION', 'INVALID_POLICY'}
-  end
-  refusal = overdue and budgets.settle(each, reservation.amount, reservation.amount)
-  if not refusal then
-    refusal, charged, debt = charges.debit(reservation.mentions, each, ARGV[8], reservation.overage_policy)
-  end
-else
-  refusal, charged, debt = charges.commit(reservation, ARGV[8])
-end
-if refusal then
-  return refusal
-end
-
--- The first write comes first. If it is a ZREM, Redis at maxmemory takes all writes of the script; if HSET, none.
-refusal = overdue and no_right('ZREM', KEYS[2]) or no_right('HSET', KEYS[1]) or budgets.no_right(each)
-if phase ~= 'expired' then
-  refusal = refusal or no_right('ZREM', KEYS[2]) or no_right('PEXPIRE', KEYS[1])
-end
-if overdue then
-  refusal = refusal or no_right('ZADD', KEYS[2]) or no_right('XADD', KEYS[5])
-end
-if refusal then
-  return refusal
-end
-local record
-reply, record = reservations.prepare(request, reservation, {charged = charged, debt = debt, at = clock.now_text,
-  late = late})
-if not reply then
-  return record
-end
-local missing = reservation.missing
-local missing_text = #missing > 0 and json.encode(missing) or '[]'
-local settled = {'HSET', KEYS[1], 'settled_at', clock.now_text, 'settled_amount', charged, 'settled_debt', debt,
-  'settled_idempotency_key', ARGV[4], 'settled_payload_hash', ARGV[1], 'settled_answer', reply[2]}
-
-local event
-if overdue then
-  local indexed = redis.call('ZREM', KEYS[2], ARGV[2])
-  event = redis.pcall('XADD', KEYS[5], '*', 'id', ARGV[2], 'tenant', ARGV[3], 'scope', row[5] or '',
-    'unit', reservation.unit, 'amount', reservation.amount, 'created_at', row[6] or '', 'expires_at', row[7],
-    'expired_at', clock.now_text, 'grace_ms', row[8] or ARGV[6], 'extensions', row[9] or '', 'missing', missing_text,
-    'closed', '[]', 'trace_id', ARGV[9])
-  if type(event) == 'table' then -- an error; the id of the entry is text
-    if indexed == 1 then
-      redis.call('ZADD', KEYS[2], row[7], ARGV[2])
-    end
-    return event
-  end
-end
-budgets.write(each)
-redis.call(unpack(settled))
-if overdue then
-  redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', clock.now_text, 'expired_event', event)
-elseif not late then
-  redis.call('HSET', KEYS[1], 'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt,
-    'committed_at', clock.now_text, 'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
-  redis.call('ZREM', KEYS[2], ARGV[2])
-end
-if phase ~= 'expired' then
-  redis.call('PEXPIRE', KEYS[1], ARGV[7])
-end
-redis.call(unpack(record))
-return reply
+return answered(run(), ARGV[1])

@@ -198,13 +198,13 @@ class World:
         stem = self.keys.reservation(b"")
         call = Call([self.keys.reservation_index], ["+inf", "-inf", 0, 1000, stem, grace])
         try:
-            entries, flags, *_ = script.run(self.client, call)
+            entries, ends, *_ = script.run(self.client, call)
         except redis.ResponseError as error:
             if "WRONGTYPE" not in str(error):
                 raise
             return None
-        flag = dict(zip(entries[::2], flags.decode(), strict=True)).get(rid)
-        return None if flag is None else flag == "1"
+        end = dict(zip(entries[::2], ends, strict=True)).get(rid)
+        return None if end is None else end > 0
 
     def events(self) -> list[tuple[bytes, dict[bytes, bytes]]]:
         entries: list[tuple[bytes, dict[bytes, bytes]]] = self.client.xrange(self.keys.events)

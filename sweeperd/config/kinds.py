@@ -435,6 +435,8 @@ def _problems(kind: KindSettings) -> "list[str]":
         found.append(f"ended: {min(own)} is set by sweeperd itself")
     if kind.deadline in kind.ended:
         found.append("ended: it must not change the deadline")
+    if kind.deadline in OWN_FIELDS:
+        found.append(f"deadline: {kind.deadline} is set by sweeperd itself")
     found += _unless_problems(kind)
     if own := OWN_FIELDS.intersection(kind.active):
         found.append(f"active: {min(own)} is set by sweeperd itself")

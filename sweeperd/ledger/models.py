@@ -289,9 +289,14 @@ def name(what: str, value: Name) -> bytes:
 
 
 def scope_list(scopes: Sequence[Name]) -> list[bytes]:
-    """The bytes of each scope. Raises TypeError for a single name, ValueError for none or more than MAX_SCOPES."""
+    """
+    The bytes of each scope. Raises TypeError for a single name and for what has no order, ValueError for none or more
+    than MAX_SCOPES.
+    """
     if isinstance(scopes, _NAMES):
         raise TypeError("scopes is one name, not a sequence of names")
+    if not isinstance(scopes, Sequence):
+        raise TypeError(f"scopes is a {type(scopes).__name__}, not a sequence of names")
     if not 0 < len(scopes) <= MAX_SCOPES:
         raise ValueError(f"scopes are from 1 to {MAX_SCOPES}, not {len(scopes)}")
     return [name("scope", scope) for scope in scopes]

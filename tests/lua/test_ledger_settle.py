@@ -165,6 +165,34 @@ def test_late_the_policy_of_the_reservation_decides(
     assert [balance.is_over_limit for balance in done.balances] == [policy is IF_AVAILABLE] * 2
 
 
+@pytest.mark.parametrize("when", ["in time", "overdue", "swept"])
+@pytest.mark.parametrize("budget", [{"remaining": -50, "debt": 950}, {"status": "FROZEN"}])
+def test_nothing_used_is_charged_to_no_budget(book: Book, when: str, budget: dict[str, Any]) -> None:
+    """The release of a hold needs no funds, so late it is accepted as in time."""
+    rid = book.reserve(100).reservation_id.encode()
+    for scope in SCOPES:
+        book.client.hset(book.keys.budget(scope.encode(), b"TOKENS"), mapping=budget)
+    remaining = book.amounts()[0] + 100
+    if when != "in time":
+        book.freeze(OVERDUE)
+    if when == "swept":
+        book.expire(rid, OVERDUE)
+    done = settle(book, rid, 0)
+    assert (done.charged, done.debt_incurred, done.late) == (0, 0, when != "in time")
+    for scope in SCOPES:
+        assert book.amounts(scope)[:2] == (remaining, 0)
+    assert len(events(book)) == (when != "in time")
+    assert book.client.hget(book.keys.reservation(rid), "settled_amount") == b"0"
+
+
+def test_nothing_used_and_no_budget_left(book: Book) -> None:
+    rid = overdue(book)
+    for scope in SCOPES:
+        book.client.delete(book.keys.budget(scope.encode(), b"TOKENS"))
+    assert settle(book, rid, 0).missing == SCOPES
+    assert len(events(book)) == 1
+
+
 # ---- once
 
 

@@ -23,7 +23,7 @@
 --
 -- In time, this is a commit. A reservation that is overdue, but not yet swept, is expired as expire.lua does it, with
 -- its event, and the amount is charged as an event.lua does it, in the same step; if the reservation has expired, the
--- amount is charged alone. Then the reservation's overage policy says what is charged. The answer stands in the hash,
+-- amount is charged alone. Then the reservation's overage policy says what is charged. An amount of 0 is always accepted. The answer stands in the hash,
 -- so the same request gets it as long as there is a hash, and is refused afterwards.
 
 -- @include answered
@@ -57,7 +57,10 @@ local function run()
   local overdue = phase == 'overdue'
   local late = overdue or phase == 'expired'
   local refusal, charged, debt
-  if late then
+  if late and ARGV[8] == '0' then -- needs no funds, as a commit of 0
+    charged, debt = '0', '0'
+    refusal = overdue and budgets.settle(each, reservation.amount, reservation.amount)
+  elseif late then
     if #each == 0 then
       return {'refused', 'NO_BUDGET', reservation.scopes[#reservation.scopes]}
     end

@@ -27,6 +27,13 @@ def test_a_name_is_text_or_bytes(name: Any) -> None:
         models.scope_list(name)
 
 
+@pytest.mark.parametrize("scopes", [{"a", "b"}, frozenset(["a"]), {"a": 1}, {"a": 1}.keys()])
+def test_scopes_have_an_order(scopes: Any) -> None:
+    """The order of a set differs between processes, and with it the request under an idempotency key."""
+    with pytest.raises(TypeError, match=f"scopes is a {type(scopes).__name__}, not a sequence"):
+        models.scope_list(scopes)
+
+
 @pytest.mark.parametrize("name", [42, 0, True, 300_000_000, None, 1.5, ["a"], [97], uuid.uuid4()])
 def test_nothing_else_is_a_name(name: Any) -> None:
     with pytest.raises(TypeError, match=f"tenant is a {type(name).__name__}, neither str nor bytes"):

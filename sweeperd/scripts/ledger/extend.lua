@@ -18,8 +18,8 @@
 -- ARGV[9] -> the start of the name of a reserve's record (a STRING), before the idempotency key. The key is known only
 --            when the reservation has been read.
 --
--- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON. If a
--- request is repeated, the reply is the first answer with the present extension_count, as the Cycles services answer.
+-- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON;
+-- to a repeated request it is the first answer with the present extension_count, as the Cycles services answer.
 
 -- @include answered
 -- @include clock

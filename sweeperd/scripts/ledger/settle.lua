@@ -23,8 +23,9 @@
 --
 -- In time, this is a commit. A reservation that is overdue, but not yet swept, is expired as expire.lua does it, with
 -- its event, and the amount is charged as an event.lua does it, in the same step; if the reservation has expired, the
--- amount is charged alone. Then the reservation's overage policy says what is charged. An amount of 0 is always accepted. The answer stands in the hash,
--- so the same request gets it as long as there is a hash, and is refused afterwards.
+-- amount is charged alone. Then the reservation's overage policy says what is charged; an amount of 0 is always
+-- accepted. The answer stands in the hash, so the same request gets it as long as there is a hash, and is refused
+-- afterwards.
 
 -- @include answered
 -- @include clock
@@ -35,8 +36,8 @@
 -- @include rights
 
 local function run()
-  local row = redis.pcall('HMGET', KEYS[1], 'tenant', 'settled_idempotency_key', 'settled_payload_hash', 'settled_answer',
-    'scope_path', 'created_at', 'expires_at', 'grace_ms', 'extension_count')
+  local row = redis.pcall('HMGET', KEYS[1], 'tenant', 'settled_idempotency_key', 'settled_payload_hash',
+    'settled_answer', 'scope_path', 'created_at', 'expires_at', 'grace_ms', 'extension_count')
   if not row.err and row[1] == ARGV[3] and row[2] then
     if row[2] ~= ARGV[4] then
       return {'refused', 'RESERVATION_FINALIZED', 'SETTLED'}

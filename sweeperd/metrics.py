@@ -442,6 +442,11 @@ class SweepMetrics:
         self.due_entries = gauge("sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP)
         self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", SWEEP)
         self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP)
+        self.far_ahead = gauge(
+            "sweeperd_far_ahead_entries",
+            "Index entries whose deadline is more than 100 years ahead, so it is probably not in milliseconds",
+            SWEEP,
+        )
         self.protected_entries = gauge(
             "sweeperd_protected_entries", "Overdue entries of a kind that `unless` protects from their expiry", SWEEP
         )
@@ -490,7 +495,7 @@ class SweepMetrics:
     def retain(self, shard: str, kinds: Collection[str]) -> None:
         """From now on only `kinds` are swept on the shard: drop the gauges of all others; the counters stay."""
         swept = self._swept.get(shard, set())
-        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries)
+        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
         for kind in swept - set(kinds):
             for gauge in (self.pipeline_depth, *backlog, self.protected_entries, self.oldest_protected):
                 _remove(gauge, shard, kind)

@@ -193,6 +193,9 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
             f"  what {walk.unreadable} active hashes hold cannot be read: "
             "their budgets are not judged, and sums lack the amounts"
         )
+    if walk.far_ahead:
+        unit = f"; they are probably in {walk.far_ahead_unit}, not in milliseconds" if walk.far_ahead_unit else ""
+        yield f"  the deadlines of {walk.far_ahead} index entries are more than 100 years ahead{unit}"
     if walk.dismissed:
         yield f"  {walk.dismissed} reservations were dismissed from the quarantine and still hold their amounts"
     if walk.foreign_expiries:

@@ -91,7 +91,7 @@ class DailyWalk:
         for finding in report.findings:
             log.warning("reconcile found a fault", extra=fields | finding.document().as_json())
         log.log(
-            logging.WARNING if report.remaining else logging.INFO,
+            logging.WARNING if report.remaining or report.far.count else logging.INFO,
             "reconciled",
             extra=fields
             | {
@@ -101,6 +101,8 @@ class DailyWalk:
                 "counters_unjudged": report.unjudged,
                 "foreign_expiries": report.foreign_expiries,
                 "unreadable": report.unreadable,
+                "far_ahead": report.far.count,
+                "far_ahead_unit": report.far.unit,
                 "resumed": report.resumed,
                 "findings": report.remaining,
                 "findings_logged": len(report.findings),

@@ -217,3 +217,5 @@ class Backlog:
     #: `oldest_protected_seconds`: since the end of the grace.
     protected: int = 0
     oldest_protected_seconds: float = 0.0
+    #: More than 100 years ahead; see far_ahead.
+    far_ahead: int = 0

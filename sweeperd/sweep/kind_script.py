@@ -196,7 +196,8 @@ def _due(kind: KindSettings, row: Row) -> Iterable[str]:
     """The deadline and the grace."""
     deadline, grace = row[kind.deadline], kind.grace_ms
     yield f"local expires_at = entry.deadline({deadline})"
-    yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {quoted(kind.deadline)})\nend"
+    why = f"entry.not_a_deadline({deadline}, {quoted(kind.deadline)})"
+    yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {why})\nend"
     yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
     if grace:
         yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace', expires_at + {grace}}}\nend"

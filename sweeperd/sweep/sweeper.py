@@ -26,6 +26,7 @@ from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
 from sweeperd.store.scripts import ScriptPipeline, accepted, run_commands
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.far_ahead import far_from
 from sweeperd.sweep.index import GraceEnds, IndexEntry, IndexReader, WokenReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import moment_ms
@@ -167,20 +168,21 @@ class AdaptiveBatchSize:
 
 def measured(shard: Shard, kind: Kind, now: int) -> Backlog:
     """
-    How many entries are due, since when the oldest, how many are in quarantine, and how many are protected. `now`: ms
-    on Redis's clock. Raises redis.RedisError.
+    How many entries are due, since when the oldest, how many are in quarantine, protected, and far ahead. `now`: ms on
+    Redis's clock. Raises redis.RedisError.
     """
     pipeline = shard.client.pipeline(transaction=False)
     pipeline.zcount(kind.index, "-inf", now)
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
+    pipeline.zcount(kind.index, far_from(now), "+inf")
     if kind.protected:
         pipeline.zcard(kind.protected)
         pipeline.zrange(kind.protected, 0, 0, withscores=True)
-    due, first, quarantined, *more = pipeline.execute()
+    due, first, quarantined, far, *more = pipeline.execute()
     protected, longest = more or (0, [])
     # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
-    return Backlog(due, _age(first, now) if due else 0.0, quarantined, protected, _age(longest, now))
+    return Backlog(due, _age(first, now) if due else 0.0, quarantined, protected, _age(longest, now), far)
 
 
 def _age(first: Sequence[tuple[bytes, float]], now: int) -> float:

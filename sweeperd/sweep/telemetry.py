@@ -320,10 +320,11 @@ class SweepTelemetry:
             self._metrics.redis_up.labels(self._shard).set(0)
 
     def measured(self, backlog: Backlog) -> None:
-        """How much is due and in quarantine."""
+        """How much is due, in quarantine and far ahead."""
         self._metrics.due_entries.labels(self._shard, self._kind.name).set(backlog.due)
         self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)
         self._metrics.quarantined_entries.labels(self._shard, self._kind.name).set(backlog.quarantined)
+        self._metrics.far_ahead.labels(self._shard, self._kind.name).set(backlog.far_ahead)
         if self._kind.protected:
             self._metrics.protected_entries.labels(self._shard, self._kind.name).set(backlog.protected)
             self._metrics.oldest_protected.labels(self._shard, self._kind.name).set(backlog.oldest_protected_seconds)

@@ -53,6 +53,7 @@ METRICS = {
     "sweeperd_expiry_spikes",
     "sweeperd_operator_actions",
     "sweeperd_operator_changes",
+    "sweeperd_far_ahead_entries",
     "sweeperd_protected_entries",
     "sweeperd_oldest_protected_seconds",
     "sweeperd_foreign_expiries",

@@ -21,6 +21,7 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_expiry_lag_seconds": ("histogram", {"shard", "kind"}),
     "sweeperd_due_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_oldest_due_seconds": ("gauge", {"shard", "kind"}),
+    "sweeperd_far_ahead_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_protected_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_oldest_protected_seconds": ("gauge", {"shard", "kind"}),
     "sweeperd_quarantined_entries": ("gauge", {"shard", "kind"}),
@@ -76,6 +77,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
         metrics.sweep.due_entries,
         metrics.sweep.oldest_due,
         metrics.sweep.quarantined_entries,
+        metrics.sweep.far_ahead,
         metrics.sweep.protected_entries,
         metrics.sweep.oldest_protected,
     ):

@@ -13,7 +13,7 @@ from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
-from sweeperd.ops.check.sample import misfit
+from sweeperd.ops.check.sample import misfit, wrong_unit
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.replays import GROUP_PREFIX
@@ -23,7 +23,8 @@ from sweeperd.store.errors import REFUSED, describe, is_refused, is_unknown_comm
 from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Call, Command, Script, run_commands, script_names, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import configured
+from sweeperd.sweep.configured import configured, kinds_of
+from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import sample
 from sweeperd.text import decode, span
 
@@ -300,7 +301,7 @@ def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:
 def swept(kind: KindSettings, subject: Subject) -> CheckResult:
     """
     Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, and the settings fit a
-    sample of the entries.
+    sample of the entries, and these can expire.
     """
     shard = subject.shard
     made = configured(kind, subject.settings, shard.keys)
@@ -317,9 +318,24 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
         if not is_refused(error):
             raise
         return unknown("HMGET, PTTL and TYPE on the entries")
+    problem = problem or wrong_unit(shard, made)
     if problem is not None:
         return problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
+
+
+def deadlines(subject: Subject) -> CheckResult:
+    """Whether the deadlines of reservations can pass."""
+    shard, kind = subject.shard, kinds_of(subject.settings, subject.shard).get(RESERVATIONS)
+    if kind is None:
+        return ok("reservations are not swept")
+    try:
+        problem = wrong_unit(shard, kind)
+    except redis.ResponseError as error:
+        if not is_wrong_type(error):  # a finding of `key_types`
+            raise
+        problem = None
+    return problem or ok("none is too far ahead")
 
 
 def installation(subject: Subject) -> CheckResult:

@@ -1,12 +1,13 @@
-"""Judges a sample of an index: whether the settings of a kind fit the entries that are there."""
+"""Judges the entries of an index: whether the settings of a kind fit them, and whether they can expire."""
 
 import json
 from collections.abc import Sequence
 
 from sweeperd.config.kinds import KindSettings
-from sweeperd.ops.check.findings import CheckResult, failure
+from sweeperd.ops.check.findings import CheckResult, failure, warning
 from sweeperd.ops.show import explain
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.sample import SampledEntry
 from sweeperd.text import decode
@@ -40,6 +41,18 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
     if alive or not unknown:
         return None
     return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
+
+
+def wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
+    """A warning if deadlines are so far ahead that they are in another unit. Raises redis.RedisError."""
+    far = read_far_ahead(shard, kind)
+    if not far.count:
+        return None
+    unit = f", probably in {far.unit}" if far.unit else ""
+    return warning(
+        f"{far.count} entries of {decode(kind.index)} are more than 100 years ahead{unit}: they never expire",
+        "write deadlines in milliseconds since 1970, to the index and to the hash",
+    )
 
 
 def _about(kind: Kind, entries: Sequence[SampledEntry]) -> str:

@@ -174,6 +174,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "groups": data.other_groups,
     "keys": data.presence,
     "other sweepers": data.foreign_expiries,
+    "deadlines": data.deadlines,
     "clock": clock,
 }
 #: The checks for the user of a ledger.

@@ -15,6 +15,7 @@ from pydantic import Field, WithJsonSchema
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.far_ahead import FarAhead
 from sweeperd.sweep.kind import Budgets, Kind
 
 log = logging.getLogger(__name__)
@@ -195,6 +196,10 @@ class WalkedShardDocument(Document):
         description="Reservations that were dismissed from the quarantine and still hold their amounts."
     )
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
+    far_ahead: Count = Field(description="Index entries whose deadline is more than 100 years ahead.")
+    far_ahead_unit: str = Field(
+        description="The unit that these deadlines are probably in, such as microseconds; empty if none fits."
+    )
     foreign_expired_ids: list[Text] = Field(
         validation_alias="foreign_ids", description="The ids of the first of these reservations."
     )
@@ -243,6 +248,7 @@ class ReconcileReport(Tally):
     #: Whether the walk went on from an earlier walk's cursor.
     resumed: bool = False
     mended: Counter[Fault] = field(default_factory=Counter)
+    far: FarAhead = field(default_factory=FarAhead)
     #: ms on Redis's clock.
     started_at: int = 0
     duration_seconds: float = 0.0
@@ -266,6 +272,8 @@ class ReconcileReport(Tally):
             shard=shard.name,
             address=shard.address,
             kind=self.kind.name,
+            far_ahead=self.far.count,
+            far_ahead_unit=self.far.unit,
             found={fault.value: self.found[fault] for fault in faults},
             mended={fault.value: self.mended[fault] for fault in faults if fault.mendable},
             findings=[finding.document() for finding in self.findings],

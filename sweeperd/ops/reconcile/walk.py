@@ -15,6 +15,7 @@ from sweeperd.ops.reconcile.counters import AGREEING, Counters, counters_of
 from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
+from sweeperd.sweep.far_ahead import read_far_ahead
 
 #: How many hints wait at most until they are read again.
 WAITING = 50_000
@@ -139,6 +140,7 @@ class _Walk:
         report.merge(drifts, self._limit)
         report.counters, report.unjudged = self._counters.count, self._counters.unjudged
         report.closed, report.unreadable = self._counters.closed, self._counters.unreadable
+        report.far = read_far_ahead(self._subject.shard, self._subject.kind)
         report.duration_seconds = time.monotonic() - self._began
         return report
 

@@ -122,6 +122,14 @@ do
     return value and value >= EARLIEST and value or nil
   end
 
+  -- The words for a text that is not a deadline; `field`: the field of the deadline.
+  local function not_a_deadline(text, field)
+    if text and clock.whole(text) then
+      return field .. ' is probably in seconds: it must be in milliseconds'
+    end
+    return field
+  end
+
   -- The entry has expired. event: names and values for the stream. checked: the result of the plan (kind_plan.lua).
   -- Then the fields and values of the mark in the hash. Returns the reply.
   local function expire(event, checked, expires_text, lag, retention, ...)
@@ -168,6 +176,6 @@ do
 
   entry = {
     open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop, move = move,
-    protect = protect, asked = asked, deadline = deadline, expire = expire,
+    protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
   }
 end

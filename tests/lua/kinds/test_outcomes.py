@@ -111,7 +111,9 @@ def test_another_type_is_set_aside(seats: Seats) -> None:
 def test_a_deadline_that_is_none_is_set_aside(seats: Seats, value: str | None) -> None:
     seats.client.delete(seats.key("seats:hold:h1"))
     seats.hold(expires_at=value)
-    seats.check_quarantined("INVALID_EXPIRY")
+    seconds = value in ("1700000000", "99999999999")
+    decision = seats.check_quarantined("INVALID_EXPIRY")
+    assert ("expires_at" in decision.why, "seconds" in decision.why) == (True, seconds)
 
 
 def test_the_earliest_deadline_that_is_one(seats: Seats) -> None:

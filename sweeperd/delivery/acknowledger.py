@@ -140,15 +140,14 @@ class Acknowledger:
                 self._lane.outbox.release(self._lane.group, entries)
             case Disposition.DEAD_LETTER:
                 for settlement in settlements:
-                    self._dead_letter(settlement)
+                    self.give_up(settlement.entries, settlement.reason)
 
-    def _dead_letter(self, settlement: Settlement) -> None:
-        for entry in settlement.entries:
-            if not self._lane.outbox.dead_letter(self._lane.group, entry, settlement.reason, self._lane.endpoint):
-                continue  # another process has settled the event, or has the event in hand
+    def give_up(self, entries: Sequence[OutboxEntry], reason: str, owner: bytes | None = None) -> None:
+        """Replace pending events by dead letters now. `owner`: as in `Outbox.give_up`. Raises redis.RedisError."""
+        for entry in self._lane.outbox.give_up(self._lane.group, entries, reason, self._lane.endpoint, owner):
             self._count("dead_lettered", 1)
             self._dead_letters.inc()
-            fields = {"stream_id": entry.id.decode(), "reason": settlement.reason, "hand_overs": entry.deliveries}
+            fields = {"stream_id": entry.id.decode(), "reason": reason, "hand_overs": entry.deliveries}
             log.error("given up: the event is a dead letter", extra=self._lane.log_fields | fields)
 
     def _count(self, name: str, count: int) -> None:

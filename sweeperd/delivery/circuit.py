@@ -82,6 +82,8 @@ class CircuitBreaker:
         #: Why the last delivery failed.
         self.reason = ""
         self._open_until = 0.0
+        #: Until when the last failure counts: until then the next probe was due.
+        self._failed_until = 0.0
         self._succeeded_at: float | None = None
         #: How many requests have succeeded.
         self.successes = 0
@@ -100,6 +102,11 @@ class CircuitBreaker:
     def rests_on_one_event(self) -> bool:
         """Whether the same event failed each time: the event may be the cause, and no other event was tried."""
         return not self._several_failed
+
+    @property
+    def failed_lately(self) -> bool:
+        """Whether the circuit is open and a delivery failed within the last wait. If not, a probe has to come first."""
+        return self.open and self._clock() < self._failed_until
 
     @property
     def idle(self) -> float | None:
@@ -187,7 +194,7 @@ class CircuitBreaker:
         was_open, self.failures = self.open, failures
         if self.open:
             probes = self.failures - FAILURES_TO_OPEN + 1
-            self._open_until = self._clock() + growing_wait(self._initial, self._longest, probes)
+            self._open_until = self._failed_until = self._clock() + growing_wait(self._initial, self._longest, probes)
         return self.open and not was_open
 
 

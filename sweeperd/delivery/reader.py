@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import redis
 
-from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
@@ -32,19 +32,22 @@ class ProbeChooser:
         self._after: bytes | None = None
         self._last: bytes | None = None
 
-    def take(self) -> list[OutboxEntry]:
+    def take(self, count: int) -> tuple[list[OutboxEntry], list[OutboxEntry]]:
         """
-        Take the next probe, or nothing if nothing waits. If the new event that was read is unwanted, the event comes
-        first in the list, with the probe after it, or alone. Raises redis.RedisError.
+        Take the next probe: up to `count` new events, of which the first wanted one is the probe; and a parked event if
+        none of them is wanted. Nothing if nothing waits. Raises redis.RedisError.
         """
         chosen = self._choose()
-        entries: list[OutboxEntry] = []
+        new: list[OutboxEntry] = []
+        parked: list[OutboxEntry] = []
         if (chosen is None or chosen.deliveries or chosen.id == self._last) and not self._subscription.exhausted:
-            entries = self._outbox.read(self._group, 1)
-        if chosen is not None and not any(map(self._subscription.wants, entries)):
-            entries += self._outbox.claim(self._group, [chosen], 0)
-        self._last = entries[-1].id if entries else None
-        return entries
+            new = self._outbox.read(self._group, count)
+        wanted = next(filter(self._subscription.wants, new), None)
+        if wanted is None and chosen is not None:
+            parked = self._outbox.claim(self._group, [chosen], 0)
+            wanted = next(iter(parked), None)
+        self._last = wanted.id if wanted else None
+        return new, parked
 
     def _choose(self) -> Pending | None:
         page = self._outbox.parked(self._group, self._after)
@@ -125,14 +128,14 @@ class DueScan:
         # If another replica has since taken and parked an event again, the event is idle for less than any wait.
         return self._lane.outbox.claim(self._lane.group, due, self._least_idle_ms)
 
-    def take_orphaned(self, room: int, pause: float) -> list[OutboxEntry]:
+    def take_orphaned(self, pause: float) -> list[OutboxEntry]:
         """
         When due, take a page of events whose process is dead, and nothing else. `pause`: how long to wait if there are
         none, seconds. Raises redis.RedisError.
         """
         if self._lane.timing.clock() < self._orphaned_at:
             return []
-        orphaned = self._lane.outbox.orphaned(self._lane.group, self._lane.in_flight, min(PAGE, room))
+        orphaned = self._lane.outbox.orphaned(self._lane.group, self._lane.in_flight, PAGE)
         entries = self._lane.outbox.claim(self._lane.group, orphaned, self._dead_ms)
         more = any(entry.pairs for entry in entries)
         self._orphaned_at = 0.0 if more else self._lane.timing.clock() + pause
@@ -171,6 +174,8 @@ class DueScan:
 
 #: Redis's clock was set back if the clock lags so far behind the time counted since the last reading, seconds.
 SET_BACK = 1.0
+#: Why an event is given up on that was trimmed while pending.
+GONE = "the event is no longer in the stream"
 #: How many events, and how many bytes, a read takes at most: the client holds the whole reply at once.
 READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
 
@@ -186,9 +191,14 @@ class ReadSize:
         #: How many events are read for each free place, and how many bytes an event had in the last read.
         self._each, self._typical = 1, 1.0
 
+    @property
+    def most(self) -> int:
+        """How many events to read if none of them needs room."""
+        return max(1, min(READ_COUNT, int(READ_BYTES / self._typical)))
+
     def fit(self, room: int) -> int:
         """How many events to read if there is room for up to `room` wanted events."""
-        self._asked = max(1, min(room * self._each, READ_COUNT, int(READ_BYTES / self._typical)))
+        self._asked = max(1, min(room * self._each, self.most))
         return self._asked
 
     def learn(self, entries: Sequence[OutboxEntry], wanted: int) -> None:
@@ -285,7 +295,7 @@ class Consumer:
         if last_step or self._lane.timing.clock() >= self._refresh_at:
             self._refresh(publish=block)
         if self._lane.circuit.open and not self._lane.state.state.paused:
-            return self._take_back() or self._dead_letter_old() or self._probe() or self._rest(block)
+            return self._take_back() or self._probe() or self._give_up_old() or self._rest(block)
         if self._lane.state.resting:
             return self._rest(block)
         free = self._lane.in_flight.free
@@ -347,6 +357,10 @@ class Consumer:
         self._clock_read = now, answer_at
 
     def _rest(self, block: bool) -> bool:
+        if self._lane.circuit.open:
+            held = {"in_flight": len(self._lane.in_flight), "free": self._lane.in_flight.free}
+            waits = {"probe_in": round(self._lane.circuit.wait, 3)}
+            log.debug("the circuit is open", extra=self._lane.log_fields | held | waits)
         if block:
             self._lane.in_flight.await_fewer(len(self._lane.in_flight), self._refresh_every)
         return False
@@ -355,10 +369,12 @@ class Consumer:
         """While the circuit is open: when a probe is due, and nothing else is in hand, try a single event."""
         if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
             return False
-        entries = self._probe_chooser.take()
-        if not self._queue(entries, probe=True):
+        new, parked = self._probe_chooser.take(self._read_size.fit(1))
+        wanted = self._queue(new + parked, probe=True)
+        self._read_size.learn(new, wanted - len(parked))
+        if not wanted:
             self._lane.circuit.return_probe()
-        return bool(entries)
+        return bool(new or parked)
 
     def _make_group_again(self) -> None:
         """The group is missing (a fail-over, a flush), or could not be made before: make the group at its position."""
@@ -377,7 +393,8 @@ class Consumer:
         too few have the events, release events for later; in the second case raise RedisUnavailable. An event that is
         in hand already is left out: if a group is lost and made again, the group gives some events anew.
         """
-        free, in_flight, outbox = self._lane.in_flight.free, self._lane.in_flight, self._lane.outbox
+        in_flight, outbox = self._lane.in_flight, self._lane.outbox
+        free = 1 if probe else in_flight.free
         entries = [entry for entry in entries if entry.id not in in_flight]
         gone: list[OutboxEntry] = []
         wanted: list[OutboxEntry] = []
@@ -391,65 +408,68 @@ class Consumer:
             outbox.release(self._lane.group, wanted + unwanted)
             raise RedisUnavailable(f"{self._lane.shard.address}: too few replicas have confirmed {len(wanted)} events")
         taken, surplus = wanted[:free], wanted[free:]
-        in_flight.add(taken + gone)
+        in_flight.add(taken)
         self._lane.batches.put(taken, in_order=in_order, probe=probe)
-        self._settle_gone(gone)
+        self._acknowledger.give_up(gone, GONE)
         if surplus:
             outbox.release(self._lane.group, surplus)
             self._scan.hurry()
         outbox.acknowledge_unwanted(self._lane.group, [entry.id for entry in unwanted])
         return len(wanted)
 
-    def _settle_gone(self, gone: Sequence[OutboxEntry]) -> None:
-        self._give_up(gone, "the event is no longer in the stream")
-
-    def _give_up(self, entries: Sequence[OutboxEntry], reason: str) -> None:
-        if entries:
-            self._acknowledger.add(Settlement(Disposition.DEAD_LETTER, entries, reason))
-
     def _take_back(self) -> bool:
         """
         While the circuit is open, nothing else looks at events whose process is dead: when due, park some of them
         again, to become probes or dead letters. Returns whether there were any.
         """
-        entries = self._scan.take_orphaned(self._lane.in_flight.free, self._refresh_every)
+        entries = self._scan.take_orphaned(self._refresh_every)
         there = [entry for entry in entries if entry.pairs]
         if there:
             self._lane.outbox.release(self._lane.group, there)
             fields = self._lane.log_fields | {"events": len(there)}
             log.warning("events that no process has in hand are taken back", extra=fields)
-        gone = [entry for entry in entries if not entry.pairs]
-        self._lane.in_flight.add(gone)
-        self._settle_gone(gone)
+        self._acknowledger.give_up([entry for entry in entries if not entry.pairs], GONE)
         return bool(there)
 
-    def _dead_letter_old(self) -> bool:
+    def _give_up_old(self) -> bool:
         """
-        While the circuit is open, only probes are sent, so events that are too old are given up on here, as many in a
-        step as may be in hand. If the circuit rests on a single event, the other events were not tried, and are kept:
-        the next probe is among them. Returns whether there were any.
+        While the circuit is open, only probes are sent, so events that are too old are given up on here, a page in a
+        step. The endpoint must have failed within the last wait: else a probe comes first, and the receiver may take
+        the events. If the circuit rests on a single event, the other events were not tried, and are kept: the next
+        probe is among them. Returns whether there were any.
         """
         before_ms = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
-        free, untried_too = self._lane.in_flight.free, not self._lane.circuit.rests_on_one_event
-        if not free or not before_ms:
+        if not before_ms or not self._lane.circuit.failed_lately:
             return False
-        if untried_too and (untaken := self._lane.outbox.groups.untaken(self._lane.group, before_ms, free)):
-            self._lane.outbox.release(self._lane.group, self._lane.outbox.read(self._lane.group, untaken))
-        old = [
-            pending
+        group, outbox, untried_too = self._lane.group, self._lane.outbox, not self._lane.circuit.rests_on_one_event
+        if untried_too and (untaken := outbox.groups.untaken(group, before_ms, self._read_size.most)):
+            entries = outbox.read(group, untaken)
+            # Other processes may have taken some of these since, and the read may have taken younger events.
+            outbox.release(group, [entry for entry in entries if entry.added_ms >= before_ms])
+            self._bury([entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms])
+            return True
+        old = {
+            owner: [
+                pending
+                for pending in outbox.pending(group, owner=owner)
+                if pending.added_ms < before_ms
+                and (pending.deliveries or untried_too)
+                and pending.id not in self._lane.in_flight  # not settled yet
+            ][: self._read_size.most]
             for owner in (PARKED, PARKED_ALONE)
-            for pending in self._lane.outbox.pending(self._lane.group, owner=owner)
-            if pending.added_ms < before_ms
-            and (pending.deliveries or untried_too)
-            and pending.id not in self._lane.in_flight  # not settled yet
-        ][:free]
-        entries = [
-            # The claim has counted a delivery, but there was none.
-            entry._replace(deliveries=entry.deliveries - 1) if entry.pairs else entry
-            for entry in self._lane.outbox.claim(self._lane.group, old, 0)
-        ]
-        wanted = [entry for entry in entries if not entry.pairs or self._lane.subscription.wants(entry)]
-        self._lane.in_flight.add(wanted)
-        self._give_up(wanted, self._lane.circuit.reason)
-        self._lane.outbox.acknowledge_unwanted(self._lane.group, [entry.id for entry in entries if entry not in wanted])
-        return bool(old)
+        }
+        for owner, listed in old.items():
+            self._bury(outbox.look_up(listed), owner)
+        return any(old.values())
+
+    def _bury(self, entries: Sequence[OutboxEntry], owner: bytes | None = None) -> None:
+        """Give up on the wanted events among these, and acknowledge the others. `owner`: as in `Outbox.give_up`."""
+        wanted: list[OutboxEntry] = []
+        unwanted: list[bytes] = []
+        for entry in entries:
+            if entry.pairs and not self._lane.subscription.wants(entry):
+                unwanted.append(entry.id)
+            else:
+                wanted.append(entry)
+        self._lane.outbox.acknowledge_unwanted(self._lane.group, unwanted)
+        self._acknowledger.give_up(wanted, self._lane.circuit.reason, owner)

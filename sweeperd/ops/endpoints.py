@@ -159,7 +159,7 @@ def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEn
     wanted = [entry for entry in entries if _is_wanted(subscription, entry)]
     outbox.acknowledge(name, [entry.id for entry in entries if entry not in wanted])
     if letters:
-        return sum(outbox.dead_letter(name, entry, DROPPED, in_hand=False) for entry in wanted)
+        return len(outbox.give_up(name, wanted, DROPPED, owner=b""))
     return outbox.acknowledge(name, [entry.id for entry in wanted])
 
 

@@ -436,6 +436,14 @@ class Outbox:
         pages = (self.pending(group, owner=owner) for owner in self._processes(group))
         return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
+    def look_up(self, listed: Sequence[Pending]) -> list[OutboxEntry]:
+        """These events, without a claim. If an event is in the stream no more, its entry has no fields."""
+        rows_of = streams.exactly(self._client, self._key, (pending.id for pending in listed))
+        return [
+            OutboxEntry.of(pending.id, pending.deliveries, rows[0][1] if rows else {}, pending.owner == PARKED_ALONE)
+            for pending, rows in zip(listed, rows_of, strict=True)
+        ]
+
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
         Take these events for another delivery, except events that changed their owner since listed in `wanted`. If an
@@ -528,17 +536,27 @@ class Outbox:
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True
     ) -> bool:
+        """`give_up` for one event. `in_hand`: only if this process still has the event. False if it was left out."""
+        return bool(self.give_up(group, [entry], reason, endpoint, None if in_hand else b""))
+
+    def give_up(
+        self, group: str, entries: Sequence[OutboxEntry], reason: str, endpoint: str = "", owner: bytes | None = None
+    ) -> list[OutboxEntry]:
         """
-        Replace a pending event by a dead letter. `endpoint`: if the group has another name. `in_hand`: only if this
-        process still has the event, or if the event is in the stream no more, because then nobody can take the event.
-        False if the event was pending no more, or if another process has taken or parked the event.
+        Replace pending events by dead letters, a page in each script. `endpoint`: if the group has another name.
+        `owner`: who must have the events, by default this process; empty: anyone. If an event is in the stream no more,
+        nobody can take it, so anyone may have it. Returns the entries given up; the others are pending no more, or have
+        another owner.
         """
-        owner = self._consumer if in_hand and entry.pairs else b""
-        endpoint = endpoint or group
-        event = self.announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
-        letter: list[bytes | str | int] = [group, entry.id, reason, entry.deliveries, endpoint, owner]
-        call = Call([self._key, self._dead_letters], [*letter, *event])
-        return bool(self._dead_letter.run(self._client, call))
+        needed, endpoint = self._consumer if owner is None else owner, endpoint or group
+        done: set[bytes] = set()
+        for page in batches(entries, CLAIM_COUNT):
+            args: list[bytes | str | int] = [group, reason, endpoint]
+            for entry in page:
+                event = self.announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
+                args += [entry.id, entry.deliveries, needed if entry.pairs else b"", len(event), *event]
+            done.update(self._dead_letter.run(self._client, Call([self._key, self._dead_letters], args)))
+        return [entry for entry in entries if entry.id in done]
 
     def _processes(self, group: str) -> list[bytes]:
         """The processes, alive or dead, with events of the group in hand."""

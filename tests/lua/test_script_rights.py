@@ -51,7 +51,7 @@ CASES = {
     "delivery/cancel_replay": Case([GROUPS], ["running", 5, '{"made_at":5,"cancelled":true}'], "hdel hset"),
     "delivery/change_owner": Case([EVENTS], ["billing", "us", "them", 0, 0, "", "1-1"], "xclaim"),
     "delivery/dead_letter": Case(
-        [EVENTS, DEAD], ["billing", "1-1", "why", 1, "billing", "us", "type", "failed"], "xack xadd", (DEAD,)
+        [EVENTS, DEAD], ["billing", "why", "billing", "1-1", 1, "us", 2, "type", "failed"], "xack xadd", (DEAD,)
     ),
     "delivery/end_replay": Case([EVENTS, GROUPS], ["running", 5, "1"], "hdel xgroup"),
     "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
@@ -179,5 +179,5 @@ def test_actions_are_not_trimmed_if_the_next_one_finds_no_place(limited: redis.R
 def test_a_dead_letter_whose_announcement_finds_no_place(limited: redis.Redis, client: redis.Redis) -> None:
     client.xadd(EVENTS, {"by": "hand"}, id=GREATEST)
     case = CASES["delivery/dead_letter"]
-    assert Script("delivery/dead_letter").run(limited, Call(case.keys, case.args)) == 1
+    assert Script("delivery/dead_letter").run(limited, Call(case.keys, case.args)) == [b"1-1"]
     assert (client.xlen(DEAD), client.xpending(EVENTS, "billing")["pending"]) == (2, 0)

@@ -293,13 +293,12 @@ def open_circuit_forgets() -> None:
 
 @planted("the probe of an open circuit is spent on an event that the endpoint does not want")
 def probe_unwanted() -> None:
-    def take(self: Any) -> Any:
+    def take(self: Any, _count: int) -> Any:
         chosen = self._choose()
-        entries = [] if self._subscription.exhausted else self._outbox.read(self._group, 1)
-        if chosen is not None and not entries:
-            entries = self._outbox.claim(self._group, [chosen], 0)
-        self._last = entries[0].id if entries else None
-        return entries
+        new = [] if self._subscription.exhausted else self._outbox.read(self._group, 1)
+        parked = [] if chosen is None or new else self._outbox.claim(self._group, [chosen], 0)
+        self._last = (new + parked)[0].id if new or parked else None
+        return new, parked
 
     put(ProbeChooser, "take", take)
     put(CircuitBreaker, "return_probe", lambda _: None)

@@ -1,58 +1,84 @@
--- Gives up on a delivery: acknowledges it and keeps the event as a dead letter, in one step and only once.
+-- Gives up on deliveries: acknowledges each event and keeps it as a dead letter, in one step and only once.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  the letters: event, endpoint, reason, attempts, the event's fields
 --
 -- ARGV[1] -> the consumer group
--- ARGV[2] -> the stream id of the event
--- ARGV[3] -> why
--- ARGV[4] -> how many times the event was handed over
--- ARGV[5] -> the endpoint: named as the group, except in a replay
--- ARGV[6] -> the owner that the event must have; empty: any
--- ARGV[7..] -> the fields of an event about this, name and value in turn; none: no such event
+-- ARGV[2] -> why
+-- ARGV[3] -> the endpoint: named as the group, except in a replay
+-- ARGV[4..] -> for each event:
+--   the stream id
+--   how many times the event was handed over
+--   the owner that the event must have; empty: any
+--   how many arguments follow, and these: the fields of an event about this, name and value in turn; 0: no such event
 --
--- Returns 1; 0 if the event is pending no more or has another owner: another replica has taken, parked or settled it.
+-- Returns the ids of the events given up on. An event is left out if it is pending no more or has another owner:
+-- another replica has taken, parked or settled it.
 --
 -- A trial of XACK comes first. XACK needs no memory: if Redis is at maxmemory, XACK is still accepted, and so is XADD
--- after XACK. The letter is added before the event is acknowledged: a stream with the greatest last id takes no entry.
+-- after XACK. A letter is added before its event is acknowledged: a stream with the greatest last id takes no entry.
 
 -- @include rights
 -- @include trial
 
-local GREATEST = '18446744073709551615-18446744073709551615' -- of the ids of a stream
+local LAST_MS = '18446744073709551615-' -- the greatest first half of an id
 local MOST = 7000 -- Lua passes no more than 8,000 arguments; an event of another writer may have more
 
+-- Whether the stream may take no further entry, or a few.
+local function is_ending(key)
+  local info = redis.pcall('XINFO', 'STREAM', key)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then
+      return string.sub(info[i + 1], 1, #LAST_MS) == LAST_MS
+    end
+  end
+  return false
+end
+
 redis.call('XLEN', KEYS[2]) -- fail here, if the key is of another type, before the first write
-local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[2])
-local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], ARGV[2], ARGV[2], 1)
-if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
-  return pending
+local may_announce, one_only = not is_ending(KEYS[1]), is_ending(KEYS[2])
+local announced = false
+local ids, letters, announcements = {}, {}, {}
+local at = 4
+while at <= #ARGV and not (one_only and #ids == 1) do
+  local id, owner, count = ARGV[at], ARGV[at + 2], tonumber(ARGV[at + 3])
+  local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], id, id, 1)
+  if pending.err and not string.find(tostring(pending.err), 'NOGROUP', 1, true) then
+    return pending
+  end
+  if not pending.err and #pending > 0 and (owner == '' or pending[1][2] == owner) then
+    local letter = {'event', id, 'endpoint', ARGV[3], 'reason', ARGV[2], 'attempts', ARGV[at + 1]}
+    local found = redis.call('XRANGE', KEYS[1], id, id)
+    local fields = found[1] and found[1][2] or {}
+    for i = 1, #fields <= MOST and #fields or 0 do
+      letter[#letter + 1] = fields[i]
+    end
+    ids[#ids + 1], letters[#letters + 1] = id, letter
+    if count > 0 and may_announce then
+      announcements[#ids], announced = {at + 4, at + 3 + count}, true
+    end
+  end
+  at = at + 4 + count
 end
-if pending.err or #pending == 0 or (ARGV[6] ~= '' and pending[1][2] ~= ARGV[6]) then
-  return 0
-end
-local announced = ARGV[7] ~= nil
-local stream = announced and redis.call('XINFO', 'STREAM', KEYS[1]) or {}
-for i = 1, #stream, 2 do
-  -- The stream takes no entry more.
-  announced = announced and not (stream[i] == 'last-generated-id' and stream[i + 1] == GREATEST)
+if #ids == 0 then
+  return ids
 end
 local refused = no_right('XACK', KEYS[1]) or no_right('XADD', KEYS[2]) or announced and no_right('XADD', KEYS[1])
 if refused then
   return refused
 end
-local letter = {'event', ARGV[2], 'endpoint', ARGV[5], 'reason', ARGV[3], 'attempts', ARGV[4]}
-local fields = found[1] and found[1][2] or {}
-for i = 1, #fields <= MOST and #fields or 0 do
-  letter[#letter + 1] = fields[i]
-end
 trial('XACK', KEYS[1])
-local added = redis.pcall('XADD', KEYS[2], '*', unpack(letter))
+local added = redis.pcall('XADD', KEYS[2], '*', unpack(letters[1]))
 if type(added) == 'table' then -- an error; the id of the entry is text
   return added
 end
-redis.call('XACK', KEYS[1], ARGV[1], ARGV[2])
-if announced then
-  redis.call('XADD', KEYS[1], '*', unpack(ARGV, 7))
+for i = 1, #ids do
+  if i > 1 then
+    redis.call('XADD', KEYS[2], '*', unpack(letters[i]))
+  end
+  redis.call('XACK', KEYS[1], ARGV[1], ids[i])
+  if announcements[i] then
+    redis.call('XADD', KEYS[1], '*', unpack(ARGV, announcements[i][1], announcements[i][2]))
+  end
 end
-return 1
+return ids

@@ -596,7 +596,8 @@ def test_what_is_being_parked_is_not_taken_before_it_is_in_hand_no_more(
     reader.in_flight.remove([event])
     reader.now += USUAL.refresh_every
     reader.steps()
-    assert reader.in_flight.ids() == [event]
+    assert reader.in_flight.ids() == ([] if open_circuit else [event])
+    assert reader.given_up == ([(b"a", b"HTTP 500")] if open_circuit else [])
 
 
 def test_an_event_in_hand_that_is_given_anew_is_queued_once(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -750,8 +751,6 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
         parked(client, *old, *other, *young, deliveries=2)
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps()
-    assert sorted(reader.in_flight.ids()) == old
-    reader.settle()
     assert len(reader.in_flight) == 0
     assert reader.given_up == [(b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]
     assert reader.acknowledger.counts() == {"dead_lettered": 2}
@@ -771,7 +770,6 @@ def test_what_was_never_tried_is_kept_while_the_circuit_rests_on_one_event(
     add(client, at_noon - HOUR_MS - 1, "never taken")
     reader.open_circuit(*tried)
     reader.steps()
-    reader.settle()
     assert reader.given_up == [(b"tried", b"HTTP 500")]
     assert reader.pending == {released[0]: (PARKED, 0)}
 
@@ -827,7 +825,6 @@ def test_what_a_dead_process_had_is_given_up_on_when_it_is_too_old(
     client.xdel(EVENTS, old[2])
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps(3)
-    reader.settle()
     assert reader.pending == {}
     gone = (b"", b"the event is no longer in the stream")
     letters = [(fields.get(b"id", b""), fields[b"reason"]) for _, fields in entries(client, DEAD_LETTERS)]
@@ -837,7 +834,8 @@ def test_what_a_dead_process_had_is_given_up_on_when_it_is_too_old(
 
 
 def test_no_more_is_taken_back_in_a_step_than_a_page(client: redis.Redis, make_reader: MakeReader) -> None:
-    reader = make_reader(capacity=1000)
+    """However little room there is: what is taken back is not in hand."""
+    reader = make_reader(capacity=1)
     ids: Any = expire(client, *map(str, range(PAGE + 10)))
     client.xreadgroup("hook", "dead", {EVENTS: ">"})
     client.xclaim(EVENTS, "hook", "dead", 0, ids, idle=10**6, justid=True)
@@ -864,17 +862,92 @@ def test_what_travels_alone_is_given_up_on_too(client: redis.Redis, make_reader:
     assert reader.given_up == [(b"alone", b"HTTP 500")]
 
 
-def test_no_more_is_given_up_on_in_a_step_than_there_is_room_for(
+@pytest.mark.parametrize("taken", [True, False], ids=["parked", "never taken"])
+def test_giving_up_needs_no_room_and_goes_by_pages(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int, taken: bool
+) -> None:
+    reader = make_reader(capacity=1)
+    old = add(client, at_noon - HOUR_MS - 1, *map(str, range(3 * PAGE)))
+    if taken:
+        parked(client, *old, deliveries=2)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(3)
+    assert (len(reader.given_up), reader.pending) == (3 * PAGE, {})
+    assert reader.metrics.registry.get_sample_value("sweeperd_webhook_dead_letters_total", {"endpoint": "hook"}) == (
+        3 * PAGE
+    )
+    assert reader.stop.waits == []
+
+
+def test_a_page_of_what_is_given_up_on_is_bounded_in_bytes(
     client: redis.Redis, make_reader: MakeReader, at_noon: int
 ) -> None:
-    reader = make_reader(capacity=2)
-    old = add(client, at_noon - HOUR_MS - 1, "a", "b", "c")
+    reader = make_reader()
+    for number in range(1, 41):
+        fields: Any = {"id": str(number), "tenant": "acme", "data.note": "x" * 200_000}
+        client.xadd(EVENTS, fields, id=f"{at_noon - HOUR_MS - 1}-{number}")
+    reader.steps()
+    parked(client, *reader.in_flight.ids())
+    reader.in_flight.remove(reader.in_flight.ids())
     reader.open_circuit(b"1-1", b"1-2")
+    before = 0
+    for _ in range(4):
+        reader.steps()
+        assert 0 < len(reader.given_up) - before <= 10
+        before = len(reader.given_up)
+    assert before == 40
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["parked", "never taken"])
+def test_no_event_is_given_up_on_unless_the_endpoint_has_failed_lately(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int, taken: bool
+) -> None:
+    """When the probe is due, the receiver may take the events: only the next failure tells."""
+    reader = make_reader()
+    old = add(client, at_noon - HOUR_MS - 2, "a", "b", "c")
+    if taken:
+        parked(client, *old, deliveries=2)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.now += 30
+    reader.steps(3)
+    (probe,) = reader.in_flight.ids()
+    assert reader.given_up == []
+    reader.now += 29
+    reader.steps(3)
+    assert reader.given_up == [], "the probe has no result yet"
+    reader.circuit.failed(probe, "HTTP 503", probe=True)
+    reader.steps(3)
+    left = sorted({b"a", b"b", b"c"} - {client.xrange(EVENTS, probe, probe)[0][1][b"id"]})  # type: ignore[index]
+    assert reader.given_up == [(name, b"HTTP 503") for name in left]
+
+
+def test_a_probe_that_is_due_goes_before_giving_up(client: redis.Redis, make_reader: MakeReader, at_noon: int) -> None:
+    """However many events get too old meanwhile."""
+    reader = make_reader()
+    reader.open_circuit(b"1-1", b"1-2")
+    for number in range(5):
+        add(client, at_noon - HOUR_MS - 10 + number, "a", "b")
+        reader.steps()
+    assert len(reader.given_up) == 10
+    add(client, at_noon - HOUR_MS - 1, "a", "b")
+    reader.now += 30
     reader.steps()
-    assert reader.in_flight.ids() == old[:2]
-    reader.steps()
-    assert reader.in_flight.ids() == old[:2]
-    assert reader.stop.waits == [], "and a step without room is no fault"
+    assert (len(reader.given_up), len(reader.in_flight)) == (10, 1)
+
+
+def test_a_probe_passes_pages_of_unwanted_events(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(capacity=2, tenants=["acme"])
+    expire(client, *map(str, range(3000)), tenant="another")
+    mine = expire(client, "mine", "mine too")
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.now += 30
+    reader.steps(14)
+    assert reader.in_flight.ids() == mine[:1]
+    assert reader.pending == {mine[0]: (b"us", 1), mine[1]: (PARKED, 0)}
+    assert not reader.circuit.probe_due
+    batch = reader.queued()
+    assert batch is not None
+    assert batch.probe
 
 
 def test_nothing_is_too_old_in_a_group_that_was_made_for_old_events(
@@ -893,7 +966,7 @@ def test_nothing_is_too_old_in_a_group_that_was_made_for_old_events(
 def test_an_event_that_the_stream_has_no_more_becomes_a_dead_letter(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
-    """It was pending when somebody trimmed the stream."""
+    """It was pending when somebody trimmed the stream. The reader writes the dead letter itself."""
     reader = make_reader()
     gone, there = expire(client, "gone", "there")
     parked(client, gone, there, idle_ms=10**8, deliveries=3)
@@ -902,7 +975,6 @@ def test_an_event_that_the_stream_has_no_more_becomes_a_dead_letter(
     batch = reader.queued()
     assert batch is not None
     assert [entry.id for entry in batch.entries] == [there]
-    reader.settle()
     letters = [fields for _, fields in entries(client, DEAD_LETTERS)]
     assert [fields[b"reason"] for fields in letters] == [b"the event is no longer in the stream"]
     assert reader.in_flight.ids() == [there]

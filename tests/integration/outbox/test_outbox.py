@@ -571,6 +571,60 @@ def test_all_that_waits_or_is_in_hand_has_left_the_stream(stream: Outbox, client
     assert held(client) == {waits.id: (PARKED, 1), in_hand.id: (b"us", 1)}, "until this process is seen as dead"
 
 
+def test_a_page_is_given_up_in_one_script(shard: Shard, other: Outbox, client: redis.Redis) -> None:
+    """What another process has by then is left out; each announcement is about its own event."""
+    shard.read_clock()
+    stream = Outbox(shard, "us", announcements=Announcements(shard.clock, [DELIVERY_FAILED]))
+    page = taken(stream, client, 4)
+    age(client, page[1], int(USUAL.take_over_after * 1000))
+    other.claim(GROUP, other.orphaned(GROUP, (), 1), int(USUAL.take_over_after * 1000))
+    client.xdel(KEY, page[2].id)
+    page[2], page[3] = page[2]._replace(pairs=[]), page[3]._replace(deliveries=7)
+    scripts = calls(client)
+    assert [entry.id for entry in stream.give_up(GROUP, page, "old")] == [page[0].id, page[2].id, page[3].id]
+    assert calls(client) - scripts == 1
+    assert held(client) == {page[1].id: (b"them", 2)}
+    assert [(letter[b"event"], letter[b"attempts"]) for letter in letters(client)] == [
+        (page[0].id, b"1"),
+        (page[2].id, b"1"),
+        (page[3].id, b"7"),
+    ]
+    announced = [json.loads(fields[b"data"]) for _, fields in entries(client, KEY) if b"data" in fields]
+    assert [each["details"]["attempts"] for each in announced] == [1, 1, 7]
+
+
+def test_parked_events_are_given_up_unless_somebody_has_taken_them(
+    stream: Outbox, other: Outbox, client: redis.Redis
+) -> None:
+    first, second = page = taken(stream, client, 2)
+    stream.nack(GROUP, page)
+    other.claim(GROUP, other.pending(GROUP)[:1], 0)
+    listed = stream.look_up(other.pending(GROUP))
+    assert [(entry.id, entry.deliveries, entry.fields) for entry in listed] == [
+        (first.id, 2, first.fields),
+        (second.id, 1, second.fields),
+    ]
+    assert stream.give_up(GROUP, page, "old", owner=PARKED) == [second]
+    assert held(client) == {first.id: (b"them", 2)}
+
+
+def test_a_page_of_dead_letters_where_the_stream_is_about_to_end(stream: Outbox, client: redis.Redis) -> None:
+    """No letter may find no place after the first was written: one event a call, and then none."""
+    page = taken(stream, client, 3)
+    client.xadd(DEAD, {"by": "hand"}, id="18446744073709551615-18446744073709551613")
+    assert stream.give_up(GROUP, page, "old") == page[:1]
+    assert stream.give_up(GROUP, page, "old") == page[1:2]
+    with pytest.raises(redis.ResponseError):
+        stream.give_up(GROUP, page, "old")
+    assert list(held(client)) == [page[2].id]
+
+
+def calls(client: redis.Redis) -> int:
+    """How many scripts have run."""
+    rows: Any = client.info("commandstats")
+    return sum(row["calls"] for name, row in rows.items() if name.startswith("cmdstat_eval"))
+
+
 def test_bury_in_a_full_redis(own_shard: Shard) -> None:
     stream, client = Outbox(own_shard, "us"), own_shard.client
     (entry,) = taken(stream, client)

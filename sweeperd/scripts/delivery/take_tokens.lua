@@ -12,19 +12,20 @@
 
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
--- A time too far away is from another rate, or the clock was set back since.
-local full_at = math.min(tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) or 0, now + burst * interval)
-full_at = math.max(full_at, now)
+local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) or 0
+-- A time too far away is from another rate, or the clock was set back since. It is corrected in the hash: a correction
+-- of this copy alone would be as far away at the next call.
+local full_at = math.max(math.min(stored, now + burst * interval), now)
 local there = math.floor((now - full_at) / interval + burst + 0.000001)
-if there < 1 then
-  return {0, math.ceil(full_at - now - (burst - 1) * interval)}
+local taken = math.max(0, math.min(there, tonumber(ARGV[4])))
+local reply = {taken, taken > 0 and 0 or math.ceil(full_at - now - (burst - 1) * interval)}
+if taken > 0 or full_at < stored then
+  local full_text = string.format('%.0f', full_at + taken * interval)
+  local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
+  if refused then
+    return refused
+  end
+  redis.call('HDEL', KEYS[1], ARGV[1])
+  redis.call('HSET', KEYS[1], ARGV[1], full_text)
 end
-local taken = math.min(there, tonumber(ARGV[4]))
-local full_text = string.format('%.0f', full_at + taken * interval)
-local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
-if refused then
-  return refused
-end
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HSET', KEYS[1], ARGV[1], full_text)
-return {taken, 0}
+return reply

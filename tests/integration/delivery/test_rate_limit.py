@@ -75,6 +75,24 @@ def test_a_clock_that_was_set_back_or_a_lower_rate_holds_nothing_up(client: redi
     assert take(client, 10, 3, 1) == (1, 0)
 
 
+@pytest.mark.parametrize("rate", [10, 100])
+def test_a_bucket_that_would_be_full_too_late_is_corrected_where_it_is_stored(rate: int, client: redis.Redis) -> None:
+    """Redis's clock went back two hours; or the settings had a far lower rate before."""
+    client.hset(PACE, "hook", f"{(server_time(client) + 2 * HOUR) * 1000}")
+    taken, wait = take(client, rate, 3, 1)
+    assert taken == 0
+    assert int(client.hget(PACE, "hook") or 0) <= server_time(client) * 1000 + 1000 + 3e6 / rate
+    time.sleep(wait)
+    assert take(client, rate, 3, 1) == (1, 0)
+
+
+def test_a_higher_rate_after_a_reload_counts_at_once(shard: Shard) -> None:
+    assert RateLimit(shard, "hook", 0.02, counter()).take(threading.Event())
+    limit, stop = RateLimit(shard, "hook", 100, counter()), threading.Event()
+    threading.Timer(5, stop.set).start()
+    assert limit.take(stop)
+
+
 def test_in_a_full_redis(own_shard: Shard) -> None:
     with full(own_shard):
         assert take(own_shard.client, 10, 3, 5) == (3, 0)

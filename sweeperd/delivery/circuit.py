@@ -51,6 +51,7 @@ class Redelivery:
 
     def oldest_ms(self, now_ms: int) -> int:
         """Oldest add time that is still retried, ms; 0: no limit. `now_ms`: Redis's clock."""
+        self.counts_from_ms = min(self.counts_from_ms, now_ms)  # the clock may have been set back
         oldest = now_ms - self.max_age_ms
         return oldest if self.counts_from_ms < oldest else 0
 
@@ -298,7 +299,7 @@ class EndpointStateCache:
 
     def mute(self, seconds: float) -> None:
         """Send nothing for so many seconds, or longer if a longer mute holds. `save` has to follow."""
-        self._change(EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+        self._change(EndpointState.mute(self._clock.now_ms(), seconds))
 
     def end_mute(self) -> None:
         """The clock was set back, so a mute would last longer. `save` has to follow."""

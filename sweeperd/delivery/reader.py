@@ -11,7 +11,17 @@ from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, WAITING, Outbox, OutboxEntry, Pending, Subscription
+from sweeperd.outbox import (
+    PAGE,
+    PARKED,
+    PARKED_ALONE,
+    WAITING,
+    Outbox,
+    OutboxEntry,
+    Pending,
+    Subscription,
+    correct_moments,
+)
 from sweeperd.store.errors import is_missing_group
 from sweeperd.store.streams import StreamId
 
@@ -343,17 +353,24 @@ class Consumer:
             log.warning("the endpoint is resumed", extra=self._lane.log_fields)
 
     def _read_clock(self) -> None:
-        """Read Redis's clock. If the clock was set back, by hand or by a fail-over to another host, end all waits."""
+        """
+        Read Redis's clock. If the clock was set back, by hand or by a fail-over to another host, correct what is stored
+        and end all waits. At the start the stored moments tell: no process may have run while the clock was set back.
+        """
         before, answered_at = self._clock_read
         counted = before + time.monotonic() - answered_at
         now = self._lane.shard.read_clock() / 1000
         answer_at = time.monotonic()
-        if now < counted - SET_BACK:
-            fields = self._lane.log_fields | {"seconds": round(counted - now)}
+        behind, starts = counted - now, not answered_at
+        if starts or behind > SET_BACK:
+            behind = max(behind, correct_moments(self._lane.shard) / 1000)
+        if behind > SET_BACK:
+            fields = self._lane.log_fields | {"seconds": round(behind)}
             log.warning("the clock of redis was set back: no event waits any longer", extra=fields)
             self._lane.outbox.end_waits(self._lane.group)
             self._scan.hurry()
-            self._lane.state.end_mute()
+            if not starts:
+                self._lane.state.end_mute()
         self._clock_read = now, answer_at
 
     def _rest(self, block: bool) -> bool:

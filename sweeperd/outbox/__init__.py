@@ -7,6 +7,7 @@ from sweeperd.outbox.endpoint_state import (
     DeliveryRate,
     EndpointState,
     EndpointStateStore,
+    correct_moments,
 )
 from sweeperd.outbox.event import (
     EventEncoder,
@@ -53,6 +54,7 @@ __all__ = [
     "Replication",
     "Subscription",
     "WebhookRequest",
+    "correct_moments",
     "message",
     "read_backlog",
     "webhook_request",

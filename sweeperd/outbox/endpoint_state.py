@@ -1,21 +1,27 @@
 """The state of each endpoint, shared by all replicas: paused, muted, and the circuit and the rate of each process."""
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Self, cast
 
 import redis
 
 from sweeperd.context import USUAL, Timing
 from sweeperd.document import Note
 from sweeperd.outbox.stream import Announcements
-from sweeperd.store.errors import is_server_trouble
+from sweeperd.store import streams
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
+log = logging.getLogger(__name__)
+
 #: The longest window, seconds, and how many events are enough for a shorter window.
 WINDOW, COUNTED = 60.0, 2000
+#: How far a moment that a process has noted may lie ahead of Redis's clock, ms, though the clock was not set back.
+CLOCK_ERROR = 1000
 #: If a window is shorter, seconds, there is no rate.
 SHORTEST = 0.5
 
@@ -45,6 +51,26 @@ class DeliveryRate:
             self.per_second, self.window_seconds = round((delivered - before) / window, 2), round(window, 3)
 
 
+_CORRECT_MOMENTS = Script("delivery/correct_moments")
+
+
+def correct_moments(shard: Shard) -> int:
+    """
+    Correct the stored states and notes that lie ahead of Redis's clock. Returns how far the clock is behind the last
+    event or the latest note, ms; 0: not behind. If Redis refuses the correction, the notes stay as they are. Raises
+    redis.RedisError.
+    """
+    keys = shard.keys
+    call = Call([keys.events, keys.endpoints, keys.circuits, keys.processes], [CLOCK_ERROR])
+    try:
+        return max(0, int(_CORRECT_MOMENTS.run(shard.client, call)))
+    except redis.ResponseError as error:
+        if is_server_trouble(error):
+            raise
+        log.warning("moments are not corrected", extra={"shard": shard.name, "error": describe(error)})
+        return max(0, streams.milliseconds(streams.last_id(shard.client, keys.events)) - shard.read_clock())
+
+
 class EndpointState(Note):
     """
     Paused, by a 410 or by an operator, or muted by `Retry-After`. Each delivering process reads the state every few
@@ -56,6 +82,14 @@ class EndpointState(Note):
     reason: str = ""
     #: Until when nothing is sent, because the receiver asked for a pause.
     muted_until: int = 0
+    #: How long the mute lasts, ms: if the clock is set back, the mute ends no later than this from then on. 0: unknown.
+    mute_ms: int = 0
+
+    @classmethod
+    def mute(cls, now_ms: int, seconds: float) -> Self:
+        """Nothing is sent for this many seconds from `now_ms` on."""
+        mute_ms = int(seconds * 1000)
+        return cls(muted_until=now_ms + mute_ms, mute_ms=mute_ms)
 
     @property
     def paused(self) -> bool:
@@ -98,7 +132,7 @@ class EndpointStateStore:
 
     def mute(self, endpoint: str, seconds: float) -> EndpointState:
         """Send nothing for so many seconds, on all replicas. Raises redis.RedisError."""
-        return self.write(endpoint, EndpointState(muted_until=self._clock.now_ms() + int(seconds * 1000)))
+        return self.write(endpoint, EndpointState.mute(self._clock.now_ms(), seconds))
 
     def resume(self, endpoint: str) -> bool:
         """Send again, on all replicas. False if the endpoint was neither paused nor muted. Raises redis.RedisError."""
@@ -190,12 +224,14 @@ class CircuitStateStore:
     def read(self, endpoint: str) -> CircuitState:
         """The circuits of living processes. Raises redis.RedisError."""
         notes = list(self._notes(f"{endpoint}@").values())
-        # If a process misses a note, the process may be dead: then the success of another process overrules the note.
+        # If a process misses a note, the process may be dead: then the success of another process overrules the note. A
+        # note from the future is of a time before the clock was set back.
         now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
         living = [
             note
             for note in notes
-            if now - note.at < 1000 * (self._timing.note_every * (1.5 if success > note.at and note.probe_at else 3))
+            if abs(now - note.at)
+            < 1000 * (self._timing.note_every * (1.5 if success > note.at and note.probe_at else 3))
         ]
         return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
 

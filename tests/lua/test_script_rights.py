@@ -19,6 +19,7 @@ EVENTS, DEAD, GROUPS, ENDPOINTS = (
     b"sweeperd:groups",
     b"sweeperd:endpoints",
 )
+CIRCUITS, PROCESSES = b"sweeperd:circuits", b"sweeperd:processes"
 ROW, INDEX, QUARANTINE = b"reservation:res_r1", b"reservation:ttl", b"sweeperd:quarantine"
 BUDGET, LEASE, RATES = b"budget:tenant:acme:TOKENS", b"sweeperd:lease:repair-budget", b"sweeperd:rates"
 ACTIONS, COUNTS = b"sweeperd:actions", b"sweeperd:action-counts"
@@ -50,6 +51,7 @@ CASES = {
     "delivery/begin_replay": Case([EVENTS, GROUPS], ["replay", "0-0", "1-1", NOTE], "xgroup hset"),
     "delivery/cancel_replay": Case([GROUPS], ["running", 5, '{"made_at":5,"cancelled":true}'], "hdel hset"),
     "delivery/change_owner": Case([EVENTS], ["billing", "us", "them", 0, 0, "", "1-1"], "xclaim"),
+    "delivery/correct_moments": Case([EVENTS, ENDPOINTS, CIRCUITS, PROCESSES], [1000], "hset"),
     "delivery/dead_letter": Case(
         [EVENTS, DEAD], ["billing", "why", "billing", "1-1", 1, "us", 2, "type", "failed"], "xack xadd", (DEAD,)
     ),
@@ -89,6 +91,8 @@ def fill(client: redis.Redis) -> None:
     letter: dict[Any, Any] = {"event": "1-1", "endpoint": "billing", "reason": "why", "attempts": 1, "id": "r1"}
     client.xadd(DEAD, letter, id="3-1")
     client.hset(GROUPS, "running", NOTE)
+    for key in (ENDPOINTS, CIRCUITS, PROCESSES):
+        client.hset(key, "ahead@us", '{"at":9000000000000}')
     client.hset(RATES, "acme", f"{NOW - 10} 100 1 0")
     for name, more in (("r1", {}), ("late", {}), ("foreign", {"quarantined_at": 1})):
         fields: dict[Any, Any] = {"state": "ACTIVE", "expires_at": NOW, **more}

@@ -24,7 +24,8 @@ FULL_COMMANDS = (b"SET", b"HSET", b"XADD", b"XGROUP", b"ZADD", b"HINCRBY", b"XCL
 FULL_SCRIPTS = (
     "ledger/reserve", "ledger/open_budget", "ledger/event", "ledger/commit", "ledger/release", "ledger/extend",
     "delivery/relay", "delivery/set_field", "delivery/set_state", "delivery/begin_replay", "delivery/take_tokens",
-    "sweep/last_sweep", "sweep/expiry_rates", "ops/record_action", "ops/requeue", "ops/replay",
+    "delivery/correct_moments", "sweep/last_sweep", "sweep/expiry_rates", "ops/record_action", "ops/requeue",
+    "ops/replay",
 )  # fmt: skip
 #: Sets of commands whose right may be revoked.
 RIGHTS: tuple[tuple[bytes, ...], ...] = (

@@ -57,6 +57,8 @@ for i = 2, #ARGV, 3 do
   local name, position, kind = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local note = redis.call('HGET', KEYS[2], name)
   local made_at = note and string.match(note, '"made_at": *(%d+)') or '0'
+  local ahead = tonumber(made_at) > clock.now -- the clock was set back since
+  made_at = ahead and clock.now_text or made_at
   local noted = note and string.match(note, '"position": *"(%d+%-%d+)"')
   local group, outcome = groups[name], 'remade'
   if group then
@@ -83,7 +85,7 @@ for i = 2, #ARGV, 3 do
     end
     missing[#missing + 1] = {name, position}
   end
-  if kind ~= 'replay' and (position ~= noted or outcome ~= 'there') then
+  if kind ~= 'replay' and (position ~= noted or outcome ~= 'there' or ahead) then
     notes[#notes + 1] = name
     notes[#notes + 1] = '{"made_at":' .. made_at .. ',"position":"' .. position .. '"}'
   end

@@ -13,6 +13,7 @@
 -- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET
 -- after HDEL.
 
+-- @include clock
 -- @include json
 -- @include rights
 -- @include trial
@@ -20,11 +21,18 @@
 local function unreadable(state)
   return type(state) ~= 'table' or state[1] ~= nil
     or (state.muted_until ~= nil and type(state.muted_until) ~= 'number')
+    or (state.mute_ms ~= nil and type(state.mute_ms) ~= 'number')
     or (state.paused_at ~= nil and state.paused_at ~= json.null and type(state.paused_at) ~= 'number')
 end
 
 local function is_pause(state)
   return type(state.paused_at) == 'number'
+end
+
+-- Until when a state mutes. If the clock was set back since, no mute lasts longer than its length from now on.
+local function end_of_mute(state)
+  local mute_ms = state.mute_ms or 0
+  return math.min(state.muted_until or 0, mute_ms > 0 and clock.now + mute_ms or math.huge)
 end
 
 local wanted = json.decode(ARGV[2])
@@ -37,7 +45,7 @@ local was_paused = false
 if found then
   local is_json, state = pcall(json.decode, found)
   was_paused = not is_json or unreadable(state) or is_pause(state)
-  if not paused and (was_paused or (state.muted_until or 0) >= wanted.muted_until) then
+  if not paused and (was_paused or end_of_mute(state) >= wanted.muted_until) then
     return found
   end
 end

@@ -32,7 +32,7 @@ from sweeperd.store import Shard
 from sweeperd.store.streams import StreamId
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
-from tests.support.harness import server_time
+from tests.support.harness import eventually, server_time
 from tests.support.servers import Server
 from tests.support.streams import entries
 
@@ -677,6 +677,40 @@ def test_a_clock_that_was_set_back_ends_a_mute_and_no_pause(
     found = state.read("hook")
     assert (found.paused, found.resting(now)) == (paused, paused)
     assert reader.state.resting is paused
+
+
+@pytest.mark.parametrize("told_by", ["stream", "process"])
+def test_a_clock_that_was_set_back_while_no_process_ran(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, caplog: pytest.LogCaptureFixture, told_by: str
+) -> None:
+    """Nobody has counted the time, but what is stored lies ahead."""
+    reader = make_reader()
+    waits, of_another = expire(client, "a", "b")
+    parked(client, waits, deliveries=20)
+    client.xreadgroup("hook", "them", {EVENTS: ">"})
+    client.xclaim(EVENTS, "hook", "them", 0, [of_another], idle=10_000, justid=True)
+    ahead = server_time(client) + HOUR_MS
+    if told_by == "stream":
+        client.xadd(EVENTS, {"id": "r1"}, id=f"{ahead}-1")
+    else:
+        client.hset("sweeperd:processes", "dead", f'{{"at":{ahead}}}')
+    client.hset("sweeperd:endpoints", "hook", f'{{"muted_until":{ahead},"mute_ms":1000}}')
+    reader.steps()
+    told = "the clock of redis was set back: no event waits any longer"
+    assert [record.__dict__["seconds"] for record in caplog.records if record.message == told] == [
+        pytest.approx(3600, abs=60)
+    ]
+    left = EndpointStateStore(shard).read("hook").muted_until - server_time(client)
+    assert left <= 1000, "it lasts for its length, since it may be younger than the step of the clock"
+    eventually(lambda: not reader.state.resting)
+    reader.steps()
+    assert waits in reader.in_flight.ids()
+    row: Any = client.xpending_range(EVENTS, "hook", of_another, of_another, 1)[0]
+    assert row["time_since_delivered"] < 10_000
+    caplog.clear()
+    reader.now += USUAL.refresh_every
+    reader.steps()
+    assert told not in caplog.messages
 
 
 def test_an_operator_who_closes_the_circuit_ends_the_waits(

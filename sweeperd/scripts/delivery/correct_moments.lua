@@ -1,0 +1,74 @@
+-- Writes back each stored moment that lies ahead of this server's clock, because the clock was set back since, by hand
+-- or by a fail-over to another host. A moment that must be past becomes now; a mute lasts for its length from now on.
+--
+-- KEYS[1] -> sweeperd:events     STREAM
+-- KEYS[2] -> sweeperd:endpoints  HASH  endpoint -> state, JSON: `paused_at`; `muted_until`, and `mute_ms`, its length
+-- KEYS[3] -> sweeperd:circuits   HASH  endpoint@process -> note, JSON: `at`, `delivered_at`; endpoint -> ms
+-- KEYS[4] -> sweeperd:processes  HASH  daemon -> note, JSON: `at`
+-- ARGV[1] -> how far a moment may lie ahead, ms: processes read the clock now and then, and count on from there
+--
+-- Returns how far the clock is behind the last id of the stream or the latest of the notes, ms; 0 or less: not behind.
+--
+-- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET
+-- after HDEL.
+
+-- @include clock
+-- @include rights
+-- @include trial
+
+local latest = clock.now + ARGV[1]
+local behind = -math.huge
+
+-- The value of a number in a note with moments, if the value is to be replaced.
+local function past(name, digits)
+  local at = tonumber(digits)
+  if string.find(name, '"probe_at"', 1, true) then
+    return nil -- in the future while the circuit is open
+  end
+  behind = math.max(behind, at - clock.now)
+  return at > latest and name .. clock.now_text or nil
+end
+
+local function corrected(key, note)
+  note = string.gsub(note, '("[%a_]*at": *)(%d+)', past)
+  local length = key == KEYS[2] and tonumber(string.match(note, '"mute_ms": *(%d+)')) or 0
+  if length > 0 then
+    note = string.gsub(note, '("muted_until": *)(%d+)', function(name, digits)
+      return tonumber(digits) > latest + length and name .. string.format('%d', clock.now + length) or nil
+    end)
+  end
+  return note
+end
+
+local stream = redis.pcall('XINFO', 'STREAM', KEYS[1]) -- an error if there is no stream
+for i = 1, #stream, 2 do
+  if stream[i] == 'last-generated-id' then
+    behind = tonumber(string.match(stream[i + 1], '^%d+')) - clock.now
+  end
+end
+local writes, refused = {}, nil
+for i = 2, #KEYS do
+  local rows = redis.call('HGETALL', KEYS[i])
+  local changed = {}
+  for j = 1, #rows, 2 do
+    local note = corrected(KEYS[i], rows[j + 1])
+    if note ~= rows[j + 1] then
+      changed[#changed + 1] = {KEYS[i], rows[j], note}
+    end
+  end
+  if #changed > 0 then
+    refused = refused or no_right('HDEL', KEYS[i]) or no_right('HSET', KEYS[i])
+  end
+  for j = 1, #changed do
+    writes[#writes + 1] = changed[j]
+  end
+end
+local found = math.min(math.max(behind, -9007199254740991), 9007199254740991) -- what a reply can hold
+if refused or #writes == 0 then
+  return refused or found
+end
+trial('HDEL', KEYS[2])
+for i = 1, #writes do
+  redis.call('HSET', unpack(writes[i]))
+end
+return found

@@ -194,7 +194,7 @@ def _walk(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
     yield granted(Duty.STATUS, keys.reconcile, "HMGET")
     yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
-    yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE DEL")
+    yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE PTTL DEL")
 
 
 def _actions(keys: Keys) -> Iterable[Grant]:
@@ -202,7 +202,7 @@ def _actions(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM")
     yield granted(Duty.STATUS, keys.action_counts, "HMGET")
     yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
-    yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE DEL")
+    yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE PTTL DEL")
 
 
 def ledger_grants(keys: Keys) -> list[Grant]:

@@ -225,18 +225,17 @@ class _Run:
 
     def _await(self, lease: Lease) -> bool:
         """
-        Wait for the lease for one TTL: if the holder has died, the lease is free by then. A holder that still renews
-        the lease is at a long sweep, or is no sweeper at all, and must not block cron for ever. Returns whether the
-        lease was acquired.
+        Wait for the lease for one TTL of its holder: if the holder has died, the lease is free by then. A holder that
+        still renews the lease is at a long sweep, or is no sweeper at all, and must not block cron for ever. Returns
+        whether the lease was acquired.
         """
-        ttl = self._settings.sweep.lease_ttl.total_seconds()
-        until = time.monotonic() + ttl
-        waiting = False
+        began, waiting = time.monotonic(), False
         while True:
             with self._shard.reaching():
                 if lease.acquire():
                     return True
-            if self._stop.is_set() or time.monotonic() >= until:
+            ttl = lease.holder_ttl.total_seconds()
+            if self._stop.is_set() or time.monotonic() >= began + ttl:
                 break
             if not waiting:
                 waiting = True

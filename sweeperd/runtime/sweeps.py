@@ -179,7 +179,6 @@ class StandBy:
         self._shard = shard
         self._kind = kind
         self._lease = lease
-        self._limit = LEASE_PATIENCE * settings.lease_ttl
         self._time_budget = settings.time_budget
         #: When this process began to stand by, monotonic; None while this process holds the lease.
         self._since: float | None = None
@@ -195,10 +194,11 @@ class StandBy:
         now = time.monotonic()
         if self._since is None:
             self._since = now
-        if now - self._since < self._limit.total_seconds():
+        limit = LEASE_PATIENCE * self._lease.holder_ttl
+        if now - self._since < limit.total_seconds():
             return False
         # A sweep is noted at the end, and while the lease is renewed a sweep may take the whole time budget.
-        limit = self._limit + self._time_budget if self._lease.runs_out() else self._limit
+        limit += self._time_budget if self._lease.runs_out() else timedelta()
         if now - self._since < limit.total_seconds() or self._another_swept_within(limit):
             return False
         if not self._warned:

@@ -25,8 +25,8 @@ from sweeperd.text import decode
 
 #: The token of the lease of the Cycles services: the same for all replicas, so that each can renew another's lease.
 CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
-#: The text after the process's name in a token: 16 hex digits.
-_UNIQUE = re.compile("-[0-9a-f]{16}$")
+#: The text after the process's name in a token: 16 hex digits, and how long the lease lasts at most, ms.
+_UNIQUE = re.compile("-[0-9a-f]{16}(:[0-9]+)?$")
 #: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
 LAST_RENEWAL = 1.0
 #: For this part of `linger` a lease that was left to lapse is taken for held without a command.
@@ -82,8 +82,9 @@ class Lease:
         self._ttl = ttl.total_seconds()
         self._ttl_ms = milliseconds(ttl)
         self._on_lost = on_lost
-        # Operators read the token: it names the holder of the lease.
-        self._token = f"{process_name()}-{secrets.token_hex(8)}"
+        # Operators read the token: it names the holder of the lease. Other processes judge the lease by its length.
+        self._token = f"{process_name()}-{secrets.token_hex(8)}:{self._ttl_ms}"
+        self._others_ttl_ms = self._ttl_ms
         self._renew = Script("lease/renew")
         self._release = Script("lease/release")
         self._owned = False
@@ -123,8 +124,15 @@ class Lease:
             return True
         return self._owned
 
+    @property
+    def holder_ttl(self) -> timedelta:
+        """How long the lease of another process lasts, as that process has stored; else the TTL of this process."""
+        return timedelta(milliseconds=self._others_ttl_ms)
+
     def adopt(self, before: "Lease") -> None:
-        """Go on with the lease of the daemon before a reload."""
+        """Go on with the lease of the daemon before a reload, unless the TTL has changed."""
+        if before._ttl_ms != self._ttl_ms:
+            return
         self._token, self._owned = before._token, before._owned
         self._lingers_from, self._left = before._lingers_from, before._left
         before._left = False
@@ -216,4 +224,6 @@ class Lease:
 
     def _extend(self, ttl_ms: int) -> bool:
         """Make the lease last so long from now on, if still held. Returns True if held."""
-        return bool(self._renew.run(self._client, Call([self._key], [self._token, ttl_ms])))
+        reply = int(self._renew.run(self._client, Call([self._key], [self._token, ttl_ms])))
+        self._others_ttl_ms = -reply if reply < 0 else self._ttl_ms
+        return reply > 0

@@ -207,6 +207,7 @@ def lease_for_ever() -> None:
         def begin(self: Any, *arguments: Any, **options: Any) -> None:
             original(self, *arguments, **options)
             self._ttl_ms = 10**12
+            self._token = self._token.partition(":")[0]  # without its length
 
         return begin
 

@@ -117,6 +117,23 @@ def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -
     eventually(stand_by.is_pointless)
 
 
+def test_a_process_that_died_before_the_clock_was_set_back_is_waited_for_no_longer_than_usual(
+    client: redis.Redis, shard: Shard
+) -> None:
+    client.set(LEASE, "somebody-1-0123456789abcdef:1000", px=3_600_000)
+    reserve(client, ["overdue"])
+    metrics = Metrics()
+    sweep, began = sweep_of(shard, settings_of(), metrics), time.monotonic()
+
+    def swept() -> bool:
+        sweep.run()
+        return not client.zcard("reservation:ttl")
+
+    eventually(swept)
+    assert time.monotonic() - began < 3.5, "without the patience for a lease that never runs out"
+    assert sweeps(metrics, "ok") == 1
+
+
 def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
     settings = settings_of(time_budget="2s")
     lease = sweep_of(shard, settings, Metrics()).lease

@@ -288,3 +288,46 @@ def _take(client: redis.Redis, taken: str | None) -> None:
         client.set(KEY, taken, px=60_000)
     else:
         client.delete(KEY)
+
+
+def test_one_that_lasts_longer_than_its_length_is_cut(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    """Its holder has died, and Redis's clock was set back by an hour."""
+    ours, theirs = pair
+    assert ours.acquire()
+    client.pexpire(KEY, 3_600_000)
+    assert not theirs.acquire()
+    assert LONG.total_seconds() - 10 < client.pttl(KEY) / 1000 <= LONG.total_seconds()
+    assert ours.acquire(), "it lives after all"
+
+
+def test_it_is_judged_by_the_length_of_its_holder(shard: Shard, client: redis.Redis) -> None:
+    theirs, ours = Lease(shard, "sweep", LONG), Lease(shard, "sweep", SHORT)
+    assert ours.holder_ttl == SHORT
+    assert theirs.acquire()
+    assert not ours.acquire()
+    assert client.pttl(KEY) > 5000
+    assert ours.holder_ttl == LONG
+    theirs.release()
+    assert ours.acquire()
+    assert not theirs.acquire()
+    assert theirs.holder_ttl == SHORT
+    client.set(KEY, "another program's", px=60_000)
+    assert not theirs.acquire()
+    assert theirs.holder_ttl == LONG
+
+
+@pytest.mark.parametrize("token", ["runtime-1:8080", "x-0123456789abcde:8080", "x-0123456789abcdef:0", "sweeperd"])
+def test_the_lease_of_another_program_is_left_as_it_is(token: str, shard: Shard, client: redis.Redis) -> None:
+    client.set(KEY, token, px=60_000)
+    assert not Lease(shard, "sweep", LONG).acquire()
+    assert client.pttl(KEY) > 30_000
+    assert holder(shard, "sweep") in token
+
+
+def test_a_reload_with_another_length_takes_it_anew(shard: Shard, client: redis.Redis) -> None:
+    before, after = Lease(shard, "sweep", LONG), Lease(shard, "sweep", SHORT)
+    assert before.acquire()
+    after.adopt(before)
+    assert not after.acquire()
+    assert before.release()
+    assert after.acquire()

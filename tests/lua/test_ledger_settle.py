@@ -30,6 +30,7 @@ from sweeperd.ledger import (
     Settled,
     TenantClosed,
 )
+from sweeperd.outbox.event import EXPIRY_FIELDS
 from tests.lua.builders import NOW, RETENTION, SCOPES
 from tests.lua.ledger_book import BOTTOM, GRACE_MS, MINUTE_MS, TOP, Book, a_book, ms
 from tests.support.servers import Server
@@ -103,6 +104,7 @@ def test_an_overdue_hold_is_expired_as_the_sweep_does_it(book: Book) -> None:
     for field in (b"state", b"expired_at"):
         assert row[field] == swept[field]
     ours, theirs = events(book)
+    assert list(ours) == list(theirs) == EXPIRY_FIELDS
     assert ours.pop(b"id") == rid
     assert theirs.pop(b"id") == twin
     assert len(ours.pop(b"trace_id")) == 32

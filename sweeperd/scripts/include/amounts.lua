@@ -4,18 +4,14 @@
 -- than limbs.
 
 -- @include int64
+-- @include whole
 
 local amounts = {}
 do
-  local DIGITS = 15
+  local DIGITS = whole.EXACT_DIGITS
 
   function amounts.is_int64(text)
     return text and int64_parse(text) and true or false
-  end
-
-  -- Is the text an int64 and not below 0?
-  function amounts.is_amount(text)
-    return amounts.is_int64(text) and string.sub(text, 1, 1) ~= '-'
   end
 
   function amounts.less(a, b)

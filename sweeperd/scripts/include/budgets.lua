@@ -21,8 +21,8 @@ do
       return false
     end
     -- Only remaining may be below 0.
-    if not (amounts.is_amount(row[1]) and amounts.is_int64(row[2]) and amounts.is_amount(row[3])
-      and amounts.is_amount(row[4]) and amounts.is_amount(row[5]) and amounts.is_amount(row[6])) then
+    if not (whole.is_amount(row[1]) and amounts.is_int64(row[2]) and whole.is_amount(row[3])
+      and whole.is_amount(row[4]) and whole.is_amount(row[5]) and whole.is_amount(row[6])) then
       return nil, {'refused', 'INVALID_BUDGET', scope}
     end
     return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],

@@ -1,6 +1,7 @@
 -- This server's clock, and whole numbers: times, durations and counts. No script takes the time from its caller.
 
 -- @include effects
+-- @include whole
 
 local clock = {}
 do
@@ -11,7 +12,7 @@ do
 
   -- The number in plain decimal text; nil if there is none, or if a double would round the number.
   function clock.whole(text)
-    if text and (text == '0' or string.find(text, '^[1-9]%d*$')) then
+    if text and (text == '0' or string.find(text, whole.UNSIGNED)) then
       local value = tonumber(text)
       if value < MAX or text == '9007199254740992' then
         return value

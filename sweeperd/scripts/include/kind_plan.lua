@@ -6,12 +6,13 @@
 -- @include kind_checks
 -- @include kind_rights
 -- @include sums
+-- @include whole
 
 local full_plan = {}
 do
   local call, attempt, find, sub = redis.call, redis.pcall, string.find, string.sub
   local need, refuse = need_right, refuse_plan
-  local MAX_KEY, MAX_BYTES, MAX_AMOUNT = 1024, 65536, '9223372036854775807'
+  local MAX_KEY, MAX_BYTES = 1024, 65536
 
   -- The prefix; functions: may a key be written, may a channel be published to; the most writes; the names of the
   -- permitted commands, nil: all.
@@ -45,7 +46,7 @@ do
 
   -- A field as an amount: plain decimal from 0 to 2^63-1. Only the template may turn the sign.
   function full_plan.amount(text)
-    if text ~= '0' and not (find(text, '^[1-9]%d*$') and (#text < 19 or (#text == 19 and text <= MAX_AMOUNT))) then
+    if not whole.is_amount(text) then
       refuse('no amount: ' .. sub(text, 1, 32))
     end
   end

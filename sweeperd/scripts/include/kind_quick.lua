@@ -5,10 +5,11 @@
 -- check fails.
 
 -- @include kind_rights
+-- @include whole
 
 local quick_writable, quick_read, quick_sum, quick_amount
 do
-  local DIGITS, INTEGER, MAX_KEY = 15, '^%-?[1-9]%d*$', 1024
+  local DIGITS, UNSIGNED, INTEGER, MAX_KEY = whole.EXACT_DIGITS, whole.UNSIGNED, whole.SIGNED, 1024
   local attempt, find, format = redis.pcall, string.find, string.format
   local NOTHING = {}
 
@@ -34,7 +35,7 @@ do
 
   -- A field of a hash as an amount.
   function quick_amount(text)
-    if text and #text <= DIGITS and (find(text, '^[1-9]%d*$') or text == '0') then
+    if text and #text <= DIGITS and (find(text, UNSIGNED) or text == '0') then
       return text + 0
     end
   end

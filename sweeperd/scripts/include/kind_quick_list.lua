@@ -5,7 +5,7 @@
 
 local kind_quick_list
 do
-  local DIGITS, INTEGER, MAX_BYTES, MAX_KEYS = 15, '^%-?[1-9]%d*$', 65536, 16
+  local DIGITS, INTEGER, MAX_BYTES, MAX_KEYS = whole.EXACT_DIGITS, whole.SIGNED, 65536, 16
   local attempt, find, type, next, unpack = redis.pcall, string.find, type, next, unpack
   local row = {false, false}
 

@@ -77,7 +77,7 @@ do
     if latest ~= 'expired' and (phase == 'overdue' or (phase == 'in_grace' and latest ~= 'in_grace')) then
       return nil, {'refused', 'RESERVATION_EXPIRED', ''}
     end
-    if not amounts.is_amount(amount) or not unit or unit == '' then
+    if not whole.is_amount(amount) or not unit or unit == '' then
       return invalid('INVALID_ESTIMATE')
     end
     local scopes_text = row[7] or row[8]

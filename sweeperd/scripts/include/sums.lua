@@ -1,8 +1,10 @@
 -- Sums of int64 values with any sign, as decimal text. Up to 15 digits a double is exact, and quicker than limbs.
 
+-- @include whole
+
 local sums = {}
 do
-  local DIGITS, PLAIN = 15, '^%-?[1-9]%d*$'
+  local DIGITS, SIGNED = whole.EXACT_DIGITS, whole.SIGNED
   local find, format = string.find, string.format
   local parse, normal, text_of
 
@@ -18,7 +20,7 @@ do
   -- Is the text an int64 as Redis writes it?
   function sums.is_int64(text)
     if #text <= DIGITS then
-      return text == '0' or find(text, PLAIN) ~= nil
+      return text == '0' or find(text, SIGNED) ~= nil
     end
     return limbs(text) ~= nil
   end

@@ -31,6 +31,7 @@
 -- @include clock
 -- @include budgets
 -- @include charges
+-- @include expiry_event
 -- @include json
 -- @include reservations
 -- @include rights
@@ -103,16 +104,10 @@ local function run()
 
   local event
   if overdue then
-    local indexed = redis.call('ZREM', KEYS[2], ARGV[2])
-    event = redis.pcall('XADD', KEYS[5], '*', 'id', ARGV[2], 'tenant', ARGV[3], 'scope', row[5] or '',
-      'unit', reservation.unit, 'amount', reservation.amount, 'created_at', row[6] or '', 'expires_at', row[7],
-      'expired_at', clock.now_text, 'grace_ms', row[8] or ARGV[6], 'extensions', row[9] or '', 'missing', missing_text,
-      'closed', '[]', 'trace_id', ARGV[9])
-    if type(event) == 'table' then -- an error; the id of the entry is text
-      if indexed == 1 then
-        redis.call('ZADD', KEYS[2], row[7], ARGV[2])
-      end
-      return event
+    event, refusal = add_expiry(KEYS[2], KEYS[5], ARGV[2], ARGV[3], row[5], reservation.unit, reservation.amount, row[6],
+      row[7], row[8] or ARGV[6], row[9], missing_text, '[]', ARGV[9])
+    if refusal then
+      return refusal
     end
   end
   budgets.write(each)

@@ -23,15 +23,11 @@
 -- @include deadline
 -- @include reservation_look
 -- @include scopes
+-- @include whole
 
 local ENDINGS = {COMMITTED = 10, RELEASED = 11, EXPIRED = 12}
-local INT64_MAX, MAX_SCOPES = '9223372036854775807', 256
+local MAX_SCOPES = 256
 local since = tonumber(ARGV[2])
-
-local function is_amount(text)
-  return text and (text == '0' or string.find(text, '^[1-9]%d*$')) and #text <= 19
-    and (#text < 19 or text <= INT64_MAX)
-end
 
 -- The `until` of a holding, as above; nil if the end was before `since`.
 local function held_until(row)
@@ -72,7 +68,7 @@ local function holding(row)
   if scopes and #scopes > MAX_SCOPES then
     scopes = nil
   end
-  if not scopes or not is_amount(row[5]) then
+  if not scopes or not whole.is_amount(row[5]) then
     if row[1] ~= 'ACTIVE' then
       return {}
     end

@@ -29,7 +29,7 @@ if not reserved and not remaining and redis.call('EXISTS', KEYS[1]) == 0 then
   return 'NO_BUDGET'
 elseif row[3] == 'CLOSED' then
   return 'CLOSED'
-elseif not (amounts.is_amount(reserved) and amounts.is_int64(remaining) and amounts.is_amount(amount)) then
+elseif not (whole.is_amount(reserved) and amounts.is_int64(remaining) and whole.is_amount(amount)) then
   return 'INVALID_BUDGET'
 end
 if ARGV[1] == '+' then

@@ -25,9 +25,7 @@
 -- If there is an error, nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
 --
 -- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: if a
--- script gave back scope 1 and then stumbled over scope 2, every sweep would give back scope 1 again. No check can
--- vouch for XADD (the stream's last id may be the greatest there is), so XADD is tried while only the first write must
--- be undone.
+-- script gave back scope 1 and then stumbled over scope 2, every sweep would give back scope 1 again.
 --
 -- A right may be taken away on an open connection, so each is asked for before the first write (`denied`); the ZREM
 -- asks for itself. In 6.2 an ACL grants no key for reading only, so a readable hash is also writable, and a trial of
@@ -43,10 +41,10 @@
 
 -- @include clock
 -- @include deadline
+-- @include expiry_event
+-- @include whole
 
--- Up to 15 digits, a sum of two numbers is exact in a double.
-local PLAIN, PLAIN_DIGITS = '^[1-9]%d*$', 15
-local INT64_MAX = '9223372036854775807'
+local PLAIN, PLAIN_DIGITS = whole.UNSIGNED, whole.EXACT_DIGITS
 local MAX_SCOPES = 256
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local permitted = redis.acl_check_cmd
@@ -151,8 +149,7 @@ if phase == 'in_grace' then
   return {'in_grace', expires_at + grace}
 end
 
-if not amount or not (amount == '0' or find(amount, PLAIN)) or not unit or unit == ''
-  or #amount > 19 or (#amount == 19 and amount > INT64_MAX) then
+if not whole.is_amount(amount) or not unit or unit == '' then
   return set_aside('INVALID_ESTIMATE', now_text, tenant)
 end
 
@@ -255,16 +252,10 @@ if ARGV[6] == '1' then
   more = {'balances', '{' .. table.concat(parts, ',') .. '}'}
 end
 
-local indexed = call('ZREM', KEYS[2], ARGV[1])
-local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'scope', row[8] or '',
-  'unit', unit, 'amount', amount, 'created_at', row[9] or '', 'expires_at', expires_text, 'expired_at', now_text,
-  'grace_ms', grace_text, 'extensions', row[10] or '', 'missing', missing_text, 'closed', closed_text,
-  'trace_id', ARGV[5], unpack(more))
-if type(added) == 'table' then -- an error; the id of the entry is text
-  if indexed == 1 then
-    call('ZADD', KEYS[2], expires_text, ARGV[1])
-  end
-  return added
+local added, problem = add_expiry(KEYS[2], KEYS[3], ARGV[1], tenant, row[8], unit, amount, row[9], expires_text,
+  grace_text, row[10], missing_text, closed_text, ARGV[5], unpack(more))
+if problem then
+  return problem
 end
 for i = 1, #scopes do
   local key = scopes[i]

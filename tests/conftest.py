@@ -92,16 +92,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
-#: The scripts are tried on each server at hand, and so are the rights to run them (`every_redis`). The rest of sweeperd
-#: is the same on all servers, so the newest at hand is enough.
-SCRIPTS = Path(__file__).parent / "lua"
-
-
 def _needs_each_redis(item: pytest.Item) -> bool:
+    """
+    Scripts with a branch by version, rights, and what a server reports are tried on each server (`every_redis`). The
+    rest is the same on all servers, so the newest at hand is enough.
+    """
     for marker in item.iter_markers():  # the test's own before those of its module
         if marker.name in ("every_redis", "newest_redis"):
             return marker.name == "every_redis"
-    return SCRIPTS in item.path.parents
+    return False
 
 
 #: Their tests take many seconds each, most of them in waiting.

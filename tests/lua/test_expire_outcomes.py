@@ -18,6 +18,8 @@ from tests.lua.builders import (
     scopes_of,
 )
 
+pytestmark = pytest.mark.every_redis
+
 FINAL_STATES = ["COMMITTED", "RELEASED", "EXPIRED"]
 
 

@@ -22,6 +22,8 @@ from tests.lua.builders import (
 )
 from tests.support.servers import Binary, Server
 
+pytestmark = pytest.mark.every_redis
+
 #: Turns the overdue reservation into a case of each outcome.
 ARRANGE: dict[str, Callable[[World], object]] = {
     "expired": lambda world: world.reservation(),

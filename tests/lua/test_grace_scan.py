@@ -9,6 +9,8 @@ import pytest
 from sweeperd.store.scripts import Call
 from tests.lua.builders import NOW, World, frozen
 
+pytestmark = pytest.mark.every_redis
+
 GRACE = 5000
 
 

@@ -26,6 +26,8 @@ from tests.lua.builders import NOW, RETENTION, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.every_redis
+
 IF_AVAILABLE, OVERDRAFT = OveragePolicy.ALLOW_IF_AVAILABLE, OveragePolicy.ALLOW_WITH_OVERDRAFT
 
 

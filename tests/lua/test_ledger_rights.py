@@ -20,6 +20,8 @@ from tests.lua.ledger_book import BOTTOM, MINUTE, TOP, Book
 from tests.support.acl import PASSWORD
 from tests.support.servers import Binary, Server
 
+pytestmark = pytest.mark.every_redis
+
 KEY = b"one-key"
 #: What each operation writes: command -> keys, as `Clerk.keys` names them.
 WRITES: dict[str, dict[str, tuple[str, ...]]] = {

@@ -9,6 +9,8 @@ import redis
 from sweeperd.store.scripts import INCLUDE, Script, own_text, script_names
 from tests.support.plain_writes import MARK, NOT_YET, SCRIPTS, WRITES, guarded
 
+pytestmark = pytest.mark.every_redis
+
 #: Only this one may use the `cjson` that all scripts of a server share.
 OWN_CJSON = "include/json"
 

@@ -13,6 +13,8 @@ from sweeperd.store.scripts import Call, Script
 from tests.support.acl import PASSWORD
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.every_redis
+
 EVENTS, DEAD, GROUPS, ENDPOINTS = (
     b"sweeperd:events",
     b"sweeperd:dead-letters",

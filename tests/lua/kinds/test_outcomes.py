@@ -8,6 +8,8 @@ import redis
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, SEATS, Seats, scripted
 from tests.support.servers import Binary, Server
 
+pytestmark = pytest.mark.every_redis
+
 DAY = 86_400_000
 
 

@@ -9,6 +9,8 @@ import redis
 from tests.lua.kinds.world import SEATS, Seats, scripted
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.every_redis
+
 #: A plan with each command; the keys that it adds to exist.
 GIVE_BACK = {
     "hset": "HSET seats:a f v",

@@ -8,6 +8,8 @@ import redis
 from tests.lua.kinds.world import DEADLINE, ID, Seats, scripted
 from tests.support.servers import Server
 
+pytestmark = pytest.mark.every_redis
+
 EXPIRE = "function decide() return 'expire' end\n"
 PLAN = "function plan() return {} end\n"
 

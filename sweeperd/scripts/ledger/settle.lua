@@ -104,8 +104,8 @@ local function run()
 
   local event
   if overdue then
-    event, refusal = add_expiry(KEYS[2], KEYS[5], ARGV[2], ARGV[3], row[5], reservation.unit, reservation.amount, row[6],
-      row[7], row[8] or ARGV[6], row[9], missing_text, '[]', ARGV[9])
+    event, refusal = add_expiry(KEYS[2], KEYS[5], ARGV[2], ARGV[3], row[5], reservation.unit, reservation.amount,
+      row[6], row[7], row[8] or ARGV[6], row[9], missing_text, '[]', ARGV[9])
     if refusal then
       return refusal
     end

@@ -30,12 +30,13 @@ from sweeperd.ops.reconcile.counters import DRIFT, NO_DRIFT, Difference
 from sweeperd.ops.reconcile.report import CounterFindingDocument
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
+from sweeperd.text import span
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
 
 
 @click.command("reconcile")
-@click.option("--repair", is_flag=True, help="Afterwards mend the index; budgets are not changed.")
+@click.option("--repair", is_flag=True, help="Afterwards mend the index and TTLs; budgets are not changed.")
 @click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walks found.")
 @click.option(
     "--repair-budget",
@@ -58,10 +59,11 @@ def command(
     Walk all reservations while traffic goes on, and report what the sweep cannot see.
 
     The walk finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ
-    from the reservation, reservations that another sweeper set aside, and budgets whose reserved is not what their
-    reservations hold. The walk is fast if Redis is idle, and makes way for other clients. Of a configured kind (--kind)
-    the walk finds hashes that the index lacks, index entries without a hash, scores that are too late, and counters of
-    the kind's `sums` that are not what the active hashes hold.
+    from the reservation, living hashes whose TTL ends too early, reservations that another sweeper set aside, and
+    budgets whose reserved is not what their reservations hold. The walk is fast if Redis is idle, and makes way for
+    other clients. Of a configured kind (--kind) the walk finds hashes that the index lacks, index entries without a
+    hash, scores that are too late, TTLs that end too early, and counters of the kind's `sums` that are not what the
+    active hashes hold.
 
     Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
     or configuration.
@@ -124,7 +126,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     asked = bool(repair and count and not change.yes)
     if asked:
         _show(change, documents(), repair=True)
-        change.confirm(f"Mend {count} of these in the index?")
+        change.confirm(f"Mend {count} of these?")
     if repair and count:
         change.act(Action.REPAIR, walked, work)
     if asked:
@@ -165,6 +167,8 @@ def _rows(walk: WalkedShardDocument) -> Iterator[Sequence[object]]:
             cells: tuple[object, ...] = (f"{finding.key} {finding.field}", finding.holds, finding.sum, difference)
         else:
             cells = (finding.id, finding.score, finding.deadline, None)
+            if finding.ttl_ms is not None:
+                cells = (finding.id, f"TTL {span(finding.ttl_ms / 1000)}", finding.deadline, None)
         yield walk.shard, walk.kind, fault, *cells, "mended" if finding.mended else None
 
 

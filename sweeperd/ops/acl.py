@@ -91,7 +91,6 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
     reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
     yield from _swept(keys.reservation_index, reservation, keys.quarantine, keys.ticks, keys.lease("sweep"))
     yield granted(Duty.STATUS, reservation, "HGET")
-    yield granted(Duty.WALK, reservation, "PTTL")
     yield granted(Duty.SWEEP, reservation, "PEXPIRE")
     yield granted(Duty.STATUS, budget, "EXISTS HMGET")
     yield granted(Duty.SWEEP, budget, "HSET")
@@ -106,7 +105,8 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
         granted(Duty.STATUS, entry, "EXISTS HMGET"),
         granted(Duty.SWEEP, entry, "HSET"),
         granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
-        granted(Duty.OPERATE, entry, "HDEL"),
+        granted(Duty.WALK, entry, "PTTL"),
+        granted(Duty.OPERATE, entry, "HDEL PEXPIRE"),
         granted(Duty.STATUS, quarantine, "ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
         granted(Duty.OPERATE, quarantine, "ZREM"),

@@ -105,6 +105,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         log_fields={"kind": kind.name},
         counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: _deciding(script.source, sums_script(kind)))),
         max_wait_ms=wait_ms if protected is None else max(wait_ms, kind.unless_recheck_ms),
+        grace_ms=kind.grace_ms,
         protected=protected,
         reasons=_reasons(kind),
         more_reasons=kind.script is not None,
@@ -144,8 +145,9 @@ def _deciding(script: str, then: str) -> str:
 
 def _index_check() -> str:
     """reconcile_entry.lua after the kind's script, for `_deciding`."""
-    return "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[5], ARGV[6], ARGV[7], reply[1]}\n" + source(
-        "ops/reconcile_entry"
+    return (
+        "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[5], ARGV[6], ARGV[7], ARGV[8], reply[1]}\n"
+        + source("ops/reconcile_entry")
     )
 
 

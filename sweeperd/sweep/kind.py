@@ -141,6 +141,8 @@ class Kind:
     counters: Budgets | Sums = Sums()
     #: How much later than its deadline the index may have an entry, because the entry waits or is protected; ms.
     max_wait_ms: int = 0
+    #: The grace, ms, if the entry's hash names none.
+    grace_ms: int = 0
     #: ZSET of the entries that `unless` protects: id -> end of the grace, ms; None if the kind has no `unless`.
     protected: bytes | None = None
     #: The reasons of a quarantine that are known beforehand, each with its meaning.
@@ -153,7 +155,7 @@ class Kind:
     #: The same script with a `redis` that records the writes and sends none: {reply, writes}.
     explainer: Script
     #: ops/reconcile_entry; of a configured kind in the same step as the kind's script, with no write sent. The
-    #: arguments 2 to 4 of reconcile_entry come after the arguments of the kind's script.
+    #: arguments 2 to 5 of reconcile_entry come after the arguments of the kind's script.
     index_check: Script
     #: (id, trace id) to a run of the script.
     call: Callable[[bytes, str], Call]

@@ -79,6 +79,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
         ends={"state": ("COMMITTED", "RELEASED", "EXPIRED")},
         lease_job="sweep",
         counters=Budgets(budget_stem),
+        grace_ms=grace_ms,
         reasons=REASONS,
         cycles=True,
         script=Script("sweep/expire"),

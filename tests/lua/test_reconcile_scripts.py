@@ -217,14 +217,14 @@ def test_a_kinds_index_is_right_or_not(
     if score is not None:
         client.zadd("seats", {"1": score})
     before = world.snapshot()
-    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100]))
+    reply = frozen(NOW, KIND).run(client, Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100, 0]))
     if fault is None:
         assert reply == []
         assert world.snapshot() == before
         return
     assert reply == [fault.encode(), b"%d" % (deadline or 0), b"" if score is None else b"%d" % score]
     assert client.zscore("seats", "1") == (deadline if seen == "the same" else score)
-    call = Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100, "skipped"])
+    call = Call([b"seats", b"seats:aside", b"seat:1"], ["1", mend, "until", 100, 0, "skipped"])
     assert frozen(NOW, KIND).run(client, call) == [], "it has ended"
 
 

@@ -37,7 +37,7 @@ RELAYED = [
 GREATEST = "18446744073709551615-18446744073709551615"
 NOTE = '{"made_at":5}'
 PAUSE = '{"paused_at":7}'
-NOW = 1_700_000_000_000
+NOW, LATER = 1_700_000_000_000, 4_000_000_000_000
 
 
 class Case(NamedTuple):
@@ -70,7 +70,7 @@ CASES = {
     "ops/adopt": Case([b"reservation:res_foreign", INDEX, QUARANTINE], ["foreign"], "zrem zadd"),
     "ops/dismiss": Case([ROW, QUARANTINE], ["r1"], "zrem hset"),
     "ops/reconcile_entry": Case(
-        [INDEX, QUARANTINE, b"reservation:res_late"], ["late", f"lost:{NOW}", "", 0], "zrem zadd hdel"
+        [INDEX, QUARANTINE, b"reservation:res_late"], ["late", f"lost:{LATER}", "", 0, 0], "zrem zadd hdel pexpire"
     ),
     "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1], "xadd xtrim hset", (ACTIONS,)),
     "ops/repair_budget": Case([BUDGET, LEASE], ["+", 5, "token"], "del hset"),
@@ -99,6 +99,8 @@ def fill(client: redis.Redis) -> None:
     for name, more in (("r1", {}), ("late", {}), ("foreign", {"quarantined_at": 1})):
         fields: dict[Any, Any] = {"state": "ACTIVE", "expires_at": NOW, **more}
         client.hset(f"reservation:res_{name}", mapping=fields)
+    client.hset("reservation:res_late", "expires_at", LATER)
+    client.pexpire("reservation:res_late", 60_000)
     client.zadd(INDEX, {"other": NOW})
     client.zadd(QUARANTINE, {"r1": 1})
     client.hset(BUDGET, mapping={"reserved": 10, "remaining": 0})

@@ -13,8 +13,8 @@ from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
-from sweeperd.ops.check.sample import misfit, wrong_unit
-from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore
+from sweeperd.ops.check.sample import misfit, short_ttl, wrong_unit
+from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore, subject_of
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.subscription import SYSTEM, parse
@@ -300,8 +300,8 @@ def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:
 
 def swept(kind: KindSettings, subject: Subject) -> CheckResult:
     """
-    Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, and the settings fit a
-    sample of the entries, and these can expire.
+    Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, the settings fit a sample
+    of the entries, and the entries can expire.
     """
     shard = subject.shard
     made = configured(kind, subject.settings, shard.keys)
@@ -313,29 +313,35 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
     if type_ not in ("zset", "none"):
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
     try:
-        problem = misfit(kind, made, shard, sample(shard, made))
+        entries = sample(shard, made)
+        problem = misfit(kind, made, shard, entries) or wrong_unit(shard, made)
+        problem = problem or short_ttl(subject_of(shard, subject.settings, kind.name), entries)
+    except KindRefused as error:
+        return failure(str(error), "repair the script; until then the kind is not swept")
     except redis.RedisError as error:
         if not is_refused(error):
             raise
         return unknown("HMGET, PTTL and TYPE on the entries")
-    problem = problem or wrong_unit(shard, made)
     if problem is not None:
         return problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
 
 
 def deadlines(subject: Subject) -> CheckResult:
-    """Whether the deadlines of reservations can pass."""
+    """Whether the deadlines of reservations can pass, and whether a sample of the reservations lives until then."""
     shard, kind = subject.shard, kinds_of(subject.settings, subject.shard).get(RESERVATIONS)
     if kind is None:
         return ok("reservations are not swept")
     try:
         problem = wrong_unit(shard, kind)
-    except redis.ResponseError as error:
-        if not is_wrong_type(error):  # a finding of `key_types`
+        problem = problem or short_ttl(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
+    except redis.RedisError as error:
+        if is_refused(error):
+            return unknown("HMGET, PTTL and TYPE on the reservations")
+        if "WRONGTYPE" not in str(error):  # a finding of `key_types`
             raise
         problem = None
-    return problem or ok("none is too far ahead")
+    return problem or ok("none is too far ahead, and no sampled hash has a TTL that is too short")
 
 
 def installation(subject: Subject) -> CheckResult:

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 
 from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.check.findings import CheckResult, failure, warning
+from sweeperd.ops.reconcile import Fault
+from sweeperd.ops.reconcile.subjects import Subject as WalkSubject
 from sweeperd.ops.show import explain
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.sample import SampledEntry
-from sweeperd.text import decode
+from sweeperd.text import decode, span
 
 #: A longer member of an index is data rather than an id, bytes.
 LONGEST_ID = 512
@@ -52,6 +54,24 @@ def wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     return warning(
         f"{far.count} entries of {decode(kind.index)} are more than 100 years ahead{unit}: they never expire",
         "write deadlines in milliseconds since 1970, to the index and to the hash",
+    )
+
+
+def short_ttl(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+    """
+    A warning if hashes of the sample may end before their entries have expired. Raises redis.RedisError, and
+    KindRefused if the script of the kind is broken.
+    """
+    suspects = [entry.id for entry in entries if entry.type == "hash" and entry.ttl_ms >= 0]
+    found = [each for each in subject.check(suspects) if each.fault is Fault.SHORT_TTL]
+    if not found:
+        return None
+    first = min(found, key=lambda each: each.ttl_ms or 0)
+    return warning(
+        f"{len(found)} of {len(entries)} sampled hashes have a TTL that ends before deadline, grace and a day: if the "
+        f"sweep is late, what they hold is lost without an event; {decode(first.subject)} has "
+        f"{span((first.ttl_ms or 0) / 1000)} left",
+        "set no TTL before the end of an entry; `sweeperd reconcile --repair` makes the TTLs longer",
     )
 
 

@@ -32,6 +32,7 @@ class Fault(enum.StrEnum):
     LOST = "lost"
     ORPHAN = "orphan"
     WRONG_SCORE = "wrong_score"
+    SHORT_TTL = "short_ttl"
     FOREIGN_QUARANTINE = "foreign_quarantine"
     BUDGET_DRIFT = "budget_drift"
     SUM_DRIFT = "sum_drift"
@@ -43,14 +44,15 @@ class Fault(enum.StrEnum):
     @property
     def mendable(self) -> bool:
         """Whether `mend` removes the fault."""
-        return self in _INDEX_FAULTS
+        return self in _MENDABLE
 
 
-_INDEX_FAULTS = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE)
+_MENDABLE = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE, Fault.SHORT_TTL)
 _SAYS = {
     Fault.LOST: "active hash that the index lacks; --repair adds it",
     Fault.ORPHAN: "index entry without a hash; --repair removes it",
     Fault.WRONG_SCORE: "score in the index that is not the deadline of the hash; --repair sets it",
+    Fault.SHORT_TTL: "active hash whose TTL may end before the entry has expired; --repair makes the TTL longer",
     Fault.FOREIGN_QUARANTINE: "reservation that another sweeper set aside; `quarantine adopt` takes it over",
     Fault.BUDGET_DRIFT: "budget whose reserved is not what its reservations hold; see `ledger show`, --repair-budget",
     Fault.SUM_DRIFT: "counter that is not the sum of what the active hashes hold",
@@ -61,7 +63,7 @@ def faults_of(kind: Kind) -> tuple[Fault, ...]:
     """The faults that a walk over this kind can find."""
     foreign = (Fault.FOREIGN_QUARANTINE,) if kind.cycles else ()
     drift = Fault.BUDGET_DRIFT if isinstance(kind.counters, Budgets) else Fault.SUM_DRIFT
-    return (*_INDEX_FAULTS, *foreign, drift)
+    return (*_MENDABLE, *foreign, drift)
 
 
 class WalkStage(enum.StrEnum):
@@ -82,12 +84,15 @@ def _one_of(*faults: Fault) -> WithJsonSchema:
 
 
 class IndexFindingDocument(Document):
-    """A fault of the index."""
+    """A fault of the index, or of the TTL of a hash."""
 
-    fault: Annotated[Fault, _one_of(*_INDEX_FAULTS, Fault.FOREIGN_QUARANTINE)]
+    fault: Annotated[Fault, _one_of(*_MENDABLE, Fault.FOREIGN_QUARANTINE)]
     id: Text = Field(validation_alias="subject")
-    score: str | None = Field(description="ms on Redis's clock, as the index has it; null if there is none.")
+    score: str | None = Field(
+        description="ms on Redis's clock, as the index has it; null if there is none, and for `short_ttl`."
+    )
     deadline: str | None = Field(description="ms on Redis's clock, as the hash has it; null if there is none.")
+    ttl_ms: Count | None = Field(description="How long the hash has left; null except for `short_ttl`.")
     mended: bool
 
 
@@ -120,6 +125,8 @@ class Finding:
     field: bytes = b""
     #: The least and the most that the difference of a counter can be.
     bounds: tuple[int, int] | None = None
+    #: How long the hash of a SHORT_TTL had left.
+    ttl_ms: int | None = None
     mended: bool = False
 
     @property

@@ -128,8 +128,8 @@ class Subject(abc.ABC):
                 replies = self.run(self.kind.index_check, calls)
             for entry, reply in zip(part, replies, strict=True):
                 if reply:
-                    fault, wanted, score = (text.decode() for text in reply)
-                    found.append(Finding(Fault(fault), entry, score, wanted))
+                    fault, wanted, score = (text.decode() for text in reply[:3])
+                    found.append(Finding(Fault(fault), entry, score, wanted, ttl_ms=reply[3] if reply[3:] else None))
         return found
 
     @abc.abstractmethod
@@ -182,7 +182,9 @@ class Reservations(Subject):
         return Call(keys, [self._grace_ms, "" if since_ms is None else since_ms, *ids])
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        return Call([self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)], [entry, mend, "", 0])
+        return Call(
+            [self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)], [entry, mend, "", 0, self._grace_ms]
+        )
 
 
 class ConfiguredKind(Subject):
@@ -199,7 +201,7 @@ class ConfiguredKind(Subject):
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
         decide = self.kind.call(entry, "")
-        return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms])
+        return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """

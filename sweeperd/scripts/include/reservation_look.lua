@@ -1,6 +1,7 @@
 -- Reads a reservation for the scripts of operators. Nothing here writes.
 
 -- @include clock
+-- @include lifetime
 
 local look = {}
 do
@@ -54,5 +55,13 @@ do
       return 'wrong_score', wanted, score
     end
     return nil
+  end
+
+  -- If the TTL of a living reservation's hash is too short: how long the hash has left, deadline and grace, ms.
+  function look.too_short(key, row, default_grace)
+    local deadline, grace = clock.whole(row[2]), clock.whole(row[9] or default_grace)
+    if row[1] == 'ACTIVE' and not row[13] and deadline and grace then
+      return lifetime.too_short(key, deadline, grace), deadline, grace
+    end
   end
 end

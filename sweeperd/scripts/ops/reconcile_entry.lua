@@ -1,4 +1,4 @@
--- Checks whether the index is right about one entry now, and if asked mends the index in the same step.
+-- Checks whether index and TTL are right about one entry now, and if asked mends them in the same step.
 --
 -- KEYS[1] -> the index           ZSET  id -> deadline, ms on this server's clock
 -- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was set aside
@@ -9,31 +9,48 @@
 --            an entry without a score. If something else is wrong by now, nothing is written
 -- ARGV[3] -> the field of the deadline of a configured kind; '' for a reservation
 -- ARGV[4] -> by how much a score of a configured kind may be later than the deadline, ms
--- ARGV[5] -> for a configured kind, the outcome of the kind's script in this same step: the script of the walk runs
+-- ARGV[5] -> the grace, ms, of a reservation if it has no grace_ms
+-- ARGV[6] -> for a configured kind, the outcome of the kind's script in this same step: the script of the walk runs
 --            the kind's script first, with no write sent, and then this text
 --
--- Returns {} if all is well, else {fault, the right score, the score found}:
+-- Returns {} if all is well, else {fault, the right score, the score found or ''}:
 --   orphan              an entry without a hash; mended by removing the entry
 --   lost                a hash without an entry, neither in quarantine nor dismissed; mended by adding an entry,
 --                       and removing the marks of a quarantine that is gone
 --   wrong_score         a score that differs from a reservation's deadline, or is later than the deadline of a
 --                       configured kind; mended by setting the score
 --   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
+--   short_ttl           the hash ends before deadline + grace + a day; mended by a longer TTL. The reply has no score,
+--                       and how long the hash has left, ms, comes after it. If there is another fault too, that fault
+--                       is reported, and both are mended
 --
 -- An entry that has ended has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --
 -- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
--- is the first write and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD after ZREM.
+-- is the first write to the index and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD
+-- after ZREM; PEXPIRE needs none either.
 
 -- @include clock
+-- @include lifetime
 -- @include reservation_look
 -- @include rights
+
+-- Each of the two returns the fault or nil, the right score, the score found; and if the TTL of the hash is too short,
+-- how long it has left, deadline and grace.
+local function reservation_fault()
+  local row = look.row(KEYS[3])
+  local fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], row)
+  if not row then
+    return fault, wanted, score
+  end
+  return fault, wanted or row[2], score or '', look.too_short(KEYS[3], row, ARGV[5])
+end
 
 local function kind_fault()
   local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
   if redis.call('EXISTS', KEYS[3]) == 0 then
     return score and 'orphan', '', score
-  elseif ARGV[5] == 'skipped' then
+  elseif ARGV[6] == 'skipped' then
     return nil
   end
   local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
@@ -44,33 +61,42 @@ local function kind_fault()
   local deadline = clock.whole(row[1])
   local wanted = deadline and row[1] or '0'
   if not score then
-    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', wanted, ''
+    local left = deadline and not row[2] and lifetime.too_short(KEYS[3], deadline, ARGV[5])
+    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', wanted, '', left, deadline, ARGV[5]
   end
-  local latest = math.max(deadline or 0, clock.now) + ARGV[4]
-  return tonumber(score) > latest and 'wrong_score', wanted, score
+  local at, latest = tonumber(score), math.max(deadline or 0, clock.now) + ARGV[4]
+  -- The score is later than the deadline if the entry waits or is protected.
+  local due = deadline and math.max(deadline, math.min(at, latest))
+  local left = due and lifetime.too_short(KEYS[3], due, ARGV[5])
+  return at > latest and 'wrong_score', wanted, score, left, due, ARGV[5]
 end
 
-local fault, wanted, score
-if ARGV[3] == '' then
-  fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], look.row(KEYS[3]))
-else
-  fault, wanted, score = kind_fault()
+local fault, wanted, score, left, deadline, grace = (ARGV[3] == '' and reservation_fault or kind_fault)()
+if not fault and left then
+  fault, score = 'short_ttl', ''
 end
 if not fault or fault == 'dismissed' then
   return {}
 end
 if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine' then
-  local refused = no_right('ZREM', KEYS[1]) or fault ~= 'orphan' and no_right('ZADD', KEYS[1])
-    or fault == 'lost' and no_right('HDEL', KEYS[3])
+  local in_index, rest = fault ~= 'short_ttl', left and lifetime.enough(deadline, grace)
+  local refused = in_index and no_right('ZREM', KEYS[1])
+    or in_index and fault ~= 'orphan' and no_right('ZADD', KEYS[1])
+    or fault == 'lost' and no_right('HDEL', KEYS[3]) or left and no_right('PEXPIRE', KEYS[3])
   if refused then
     return refused
   end
-  redis.call('ZREM', KEYS[1], ARGV[1])
-  if fault ~= 'orphan' then
+  if in_index then
+    redis.call('ZREM', KEYS[1], ARGV[1])
+  end
+  if in_index and fault ~= 'orphan' then
     redis.call('ZADD', KEYS[1], wanted, ARGV[1])
   end
   if fault == 'lost' then
     redis.call('HDEL', KEYS[3], 'quarantined_at', 'quarantine_reason', 'quarantine_detail')
   end
+  if left then
+    redis.call('PEXPIRE', KEYS[3], rest)
+  end
 end
-return {fault, wanted, score}
+return {fault, wanted, score, fault == 'short_ttl' and left or nil}

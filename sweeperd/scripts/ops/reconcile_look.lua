@@ -85,17 +85,18 @@ local function holding(row)
 end
 
 -- The mark, as above; nil if there is none.
-local function mark(id, row, wrong_type)
+local function mark(key, id, row, wrong_type)
   if row and row[1] == 'EXPIRED' then
     return not row[14] and 'foreign_expiry' or nil
   end
-  return (look.fault(KEYS[1], KEYS[2], id, row, wrong_type))
+  return look.fault(KEYS[1], KEYS[2], id, row, wrong_type)
+    or row and look.too_short(key, row, ARGV[1]) and 'short_ttl' or nil
 end
 
 local found, shortest = {}, math.huge
 for i = 3, #KEYS do
   local row, wrong_type = look.row(KEYS[i])
-  local seen = mark(ARGV[i], row, wrong_type)
+  local seen = mark(KEYS[i], ARGV[i], row, wrong_type)
   local held = {}
   if since then
     shortest = row and math.min(shortest, retention(KEYS[i], row)) or shortest

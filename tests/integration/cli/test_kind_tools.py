@@ -198,7 +198,7 @@ def test_reconcile_finds_what_the_index_lost_and_repairs_it(kinds: Kinds) -> Non
         ("wrong_score", "late", str(FUTURE)),
     }
     code, report = walked(kinds, "seat-hold", "--repair", "--yes")
-    assert (code, report["mended"]) == (0, {"lost": 1, "orphan": 1, "wrong_score": 1})
+    assert (code, report["mended"]) == (0, {"lost": 1, "orphan": 1, "wrong_score": 1, "short_ttl": 0})
     assert kinds.client.zrange("seats:ttl", 0, -1, withscores=True) == [
         (b"h1", PAST),
         (b"late", FUTURE),

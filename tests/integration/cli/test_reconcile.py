@@ -109,8 +109,9 @@ def test_json_is_one_object(cli: Cli, client: redis.Redis, server: Server) -> No
     assert (told["repair"], told["found"], told["remaining"], told["truncated"]) == (True, 3, 1, True)
     (shard,) = told["shards"]
     assert (shard["shard"], shard["hashes"], shard["counters"]) == ("default", 2, 2)
-    assert shard["found"] == {"lost": 1, "orphan": 1, "wrong_score": 0, "foreign_quarantine": 0, "budget_drift": 1}
-    assert shard["mended"] == {"lost": 1, "orphan": 1, "wrong_score": 0}
+    mended = {"lost": 1, "orphan": 1, "wrong_score": 0, "short_ttl": 0}
+    assert shard["found"] == {**mended, "foreign_quarantine": 0, "budget_drift": 1}
+    assert shard["mended"] == mended
     assert {finding["id"] for finding in shard["findings"]} == {"lost", "\x1b[31morphan\t"}
     (drift,) = document(cli("reconcile", environment(server.url), "--json"))["shards"][0]["findings"]
     assert drift == {

@@ -44,7 +44,7 @@ KINDS = tomllib.loads(SEAT_HOLD + SUMS + LOCK)["kinds"]
 SUM = [{"key": "seats:{show}", "field": "held", "of": "qty"}]
 #: What is planted stays, so a walk need not wait before it looks again.
 UNSETTLED = Timing(settle_faults=0.0)
-NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "sum_drift"), 0)
+NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "short_ttl", "sum_drift"), 0)
 
 
 class Replica:

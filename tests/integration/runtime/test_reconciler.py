@@ -66,7 +66,8 @@ def test_it_tells_what_it_finds_and_mends_nothing(
     with caplog.at_level(logging.INFO, "sweeperd"):
         patrol.run_if_due()
     assert (runs(metrics), runs(metrics, "error")) == (1, 0)
-    assert findings(metrics) == {"lost": 25, "orphan": 1, "wrong_score": 0, "foreign_quarantine": 0, "budget_drift": 1}
+    none = {"wrong_score": 0, "short_ttl": 0, "foreign_quarantine": 0}
+    assert findings(metrics) == {"lost": 25, "orphan": 1, "budget_drift": 1, **none}
     now = shard.read_clock() / 1000
     last = metrics.registry.get_sample_value("sweeperd_reconcile_last_timestamp_seconds", LABELS)
     assert last is not None

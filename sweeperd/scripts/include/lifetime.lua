@@ -1,0 +1,21 @@
+-- The TTL of a living entry's hash. If the hash ends first, what the entry holds is never given back, without an event.
+
+-- @include clock
+
+local lifetime = {}
+do
+  local DAY = 86400000
+  -- How long after deadline and grace a hash ends whose TTL was too short: a service may count on some TTL.
+  local AFTER = 30 * DAY
+
+  -- How long the hash has left, ms, if it ends before deadline + grace + a day; else nil.
+  function lifetime.too_short(key, deadline, grace)
+    local left = redis.call('PTTL', key)
+    return left >= 0 and clock.now + left < deadline + grace + DAY and left or nil
+  end
+
+  -- The argument of PEXPIRE for such a hash.
+  function lifetime.enough(deadline, grace)
+    return string.format('%.0f', math.max(deadline, clock.now) - clock.now + grace + AFTER)
+  end
+end

@@ -1,0 +1,210 @@
+"""A living hash that has a TTL of its own: `check` and the walk report it, and the repair makes it outlive its end."""
+
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import redis
+from pydantic import SecretStr
+
+from sweeperd.config import Settings, load
+from sweeperd.ledger import Ledger
+from sweeperd.metrics import Metrics
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
+from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, mend, reconcile, subject_of
+from sweeperd.store import Shard
+from tests.integration.cli.test_schemas import check
+from tests.integration.conftest import Sweeperd
+from tests.support.builders import make_reconciler
+from tests.support.harness import server_time
+from tests.support.kind_load import KINDS as EXAMPLES
+from tests.support.kind_load import WRITERS, settings_of_all
+from tests.support.kind_settings import SEAT_HOLD
+from tests.support.servers import Server
+
+#: Kind -> index, stem of the hashes, quarantine, and the states of a living and of an ended hash.
+KINDS = {
+    "reservations": ("reservation:ttl", "reservation:res_", "sweeperd:quarantine", "ACTIVE", "RELEASED"),
+    "seat-hold": ("seats:ttl", "seats:hold:", "sweeperd:quarantine:seat-hold", "HELD", "SOLD"),
+}
+MINUTE, HOUR, DAY = 60_000, 3_600_000, 86_400_000
+GRACE = 10 * MINUTE
+KIND_TEXT = f'{SEAT_HOLD}grace = "{GRACE // MINUTE}m"\n'
+
+
+def settings_at(url: str, text: str = KIND_TEXT) -> Settings:
+    found = Settings.model_validate(tomllib.loads(f'sweep.grace = "{GRACE // MINUTE}m"\n{text}'))
+    return found.model_copy(update={"redis": found.redis.model_copy(update={"url": SecretStr(url)})})
+
+
+@pytest.fixture
+def settings(server: Server) -> Settings:
+    return settings_at(server.url)
+
+
+class Entries:
+    """Entries of one kind, an hour before their deadline."""
+
+    def __init__(self, client: redis.Redis, kind: str) -> None:
+        self.client = client
+        self.index, self.stem, self.quarantine, self.living, self.ended = KINDS[kind]
+        self.deadline = server_time(client) + HOUR
+
+    def add(self, entry: str, ttl: int | None, *, state: str = "", indexed: bool = True) -> None:
+        """`ttl`: from the deadline on, ms."""
+        self.client.hset(self.stem + entry, "state", state or self.living)
+        self.client.hset(self.stem + entry, "expires_at", self.deadline)
+        if ttl is not None:
+            self.client.pexpireat(self.stem + entry, self.deadline + ttl)
+        if indexed:
+            self.client.zadd(self.index, {entry: self.deadline})
+
+    def left(self, entry: str) -> int:
+        """ms from the deadline to the end of the hash."""
+        return server_time(self.client) + int(self.client.pttl(self.stem + entry)) - self.deadline
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def entries(client: redis.Redis, kind: str) -> Entries:
+    return Entries(client, kind)
+
+
+def walk(shard: Shard, settings: Settings, kind: str) -> ReconcileReport:
+    return reconcile(subject_of(shard, settings, kind, Throttle()))
+
+
+def checked(shard: Shard, settings: Settings, kind: str) -> CheckFinding:
+    name = "deadlines" if kind == "reservations" else f"kind {kind}"
+    (found,) = [each for each in check_shard(shard, settings) if each.check == name]
+    return found
+
+
+def test_a_ttl_that_ends_too_early_is_reported_and_mended(
+    shard: Shard, settings: Settings, kind: str, entries: Entries
+) -> None:
+    entries.add("safety net", 1000)
+    entries.add("within the day", GRACE + DAY - MINUTE)
+    entries.add("after the day", GRACE + DAY + MINUTE)
+    entries.add("none", None)
+    entries.add("ended", 1000, state=entries.ended, indexed=False)
+    found = checked(shard, settings, kind)
+    assert (found.level, "2 of 4" in found.says) == (CheckLevel.WARNING, True)
+    report = walk(shard, settings, kind)
+    assert (dict(report.found), report.remaining) == ({Fault.SHORT_TTL: 2}, 2)
+    assert {each.subject for each in report.findings} == {b"safety net", b"within the day"}
+    assert entries.left("safety net") < MINUTE, "a walk changes nothing"
+
+    mended = mend(subject_of(shard, settings, kind), report)
+    assert (dict(mended.mended), mended.changed, mended.remaining) == ({Fault.SHORT_TTL: 2}, 2, 0)
+    for entry in ("safety net", "within the day"):
+        assert entries.left(entry) > GRACE + DAY
+    assert GRACE + DAY < entries.left("after the day") < GRACE + DAY + 2 * MINUTE
+    assert entries.client.pttl(entries.stem + "none") == -1
+    assert entries.left("ended") < MINUTE
+    assert dict(walk(shard, settings, kind).found) == {}
+    assert checked(shard, settings, kind).level is CheckLevel.OK
+
+
+def test_a_ttl_beside_a_fault_of_the_index_is_mended_with_it(
+    shard: Shard, settings: Settings, kind: str, entries: Entries
+) -> None:
+    entries.add("lost", 1000, indexed=False)
+    entries.add("late", 1000)
+    entries.client.zadd(entries.index, {"late": entries.deadline + 30 * DAY})
+    report = walk(shard, settings, kind)
+    assert dict(report.found) == {Fault.LOST: 1, Fault.WRONG_SCORE: 1}
+    assert mend(subject_of(shard, settings, kind), report).remaining == 0
+    assert min(entries.left("lost"), entries.left("late")) > GRACE + DAY
+    assert dict(walk(shard, settings, kind).found) == {}
+
+
+def test_what_is_in_quarantine_lives_too(shard: Shard, settings: Settings, kind: str, entries: Entries) -> None:
+    entries.add("aside", 1000, indexed=False)
+    entries.client.zadd(entries.quarantine, {"aside": 1})
+    report = walk(shard, settings, kind)
+    assert dict(report.found) == {Fault.SHORT_TTL: 1}
+    mend(subject_of(shard, settings, kind), report)
+    assert entries.left("aside") > GRACE + DAY
+
+
+def test_what_has_ended_or_was_extended_since_the_walk_is_left_alone(
+    shard: Shard, settings: Settings, kind: str, entries: Entries
+) -> None:
+    for entry in ("ended", "extended"):
+        entries.add(entry, 1000)
+    report = walk(shard, settings, kind)
+    entries.client.hset(entries.stem + "ended", "state", entries.ended)
+    entries.client.zrem(entries.index, "ended")
+    entries.client.hset(entries.stem + "extended", "expires_at", entries.deadline + 1)
+    entries.client.zadd(entries.index, {"extended": entries.deadline + 1})
+    mended = mend(subject_of(shard, settings, kind), report)
+    assert (mended.changed, mended.remaining) == (0, 1)
+    assert max(entries.left("ended"), entries.left("extended")) < MINUTE
+
+
+def test_the_grace_of_a_reservation_counts(shard: Shard, settings: Settings, client: redis.Redis) -> None:
+    entries = Entries(client, "reservations")
+    entries.add("long grace", GRACE + DAY + HOUR)
+    assert dict(walk(shard, settings, "reservations").found) == {}
+    client.hset("reservation:res_long grace", "grace_ms", GRACE + 2 * HOUR)
+    assert dict(walk(shard, settings, "reservations").found) == {Fault.SHORT_TTL: 1}
+
+
+def test_the_gauge_of_the_daily_walk_has_it(shard: Shard, settings: Settings, kind: str, entries: Entries) -> None:
+    entries.add("safety net", 1000)
+    metrics = Metrics()
+    reconciler = make_reconciler(settings, shard, metrics)
+    for _ in range(2):  # the first check of a process never walks
+        reconciler.run_if_due()
+    labels = {"shard": "default", "kind": kind, "finding": "short_ttl"}
+    assert metrics.registry.get_sample_value("sweeperd_reconcile_findings", labels) == 1
+
+
+def test_the_command_reports_and_repairs(
+    server: Server, client: redis.Redis, sweeperd: Sweeperd, kind: str, entries: Entries, tmp_path: Path
+) -> None:
+    (tmp_path / "config.toml").write_text(KIND_TEXT)
+    entries.add("safety net", 1000)
+    command = ("--config", str(tmp_path / "config.toml"), "reconcile", "--kind", kind, "--json")
+    ran = sweeperd(*command)
+    check("reconcile", ran.document)
+    (shard,) = ran.document["shards"]
+    (finding,) = shard["findings"]
+    assert (ran.code, shard["found"]["short_ttl"], finding["fault"]) == (1, 1, "short_ttl")
+    assert (finding["deadline"], finding["score"]) == (str(entries.deadline), None)
+    assert HOUR - MINUTE < finding["ttl_ms"] <= HOUR + 1000
+    repaired = sweeperd(*command, "--repair", "--yes")
+    assert (repaired.code, repaired.document["shards"][0]["mended"]["short_ttl"]) == (0, 1)
+    assert entries.left("safety net") > DAY
+
+
+def test_a_reservation_of_the_ledger_has_no_ttl(shard: Shard, settings: Settings, client: redis.Redis) -> None:
+    ledger, minute = Ledger(shard), timedelta(minutes=1)
+    ledger.open_budget("acme", "TOKENS", 100)
+    held = ledger.reserve("acme", ["acme"], "TOKENS", 10, ttl=minute, idempotency_key="1")
+    ledger.extend("acme", held.reservation_id, minute, idempotency_key="2")
+    assert client.pttl(f"reservation:res_{held.reservation_id}") == -1
+    assert dict(walk(shard, settings, "reservations").found) == {}
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_a_living_entry_of_an_example_has_no_ttl(
+    server: Server, shard: Shard, client: redis.Redis, tmp_path: Path, example: str
+) -> None:
+    kind = EXAMPLES[example]
+    settings = load(settings_of_all(tmp_path), {"SWEEPERD_REDIS__URL": server.url})
+    (make,) = [each for each in WRITERS if each.kind == kind]
+    writer = make(client, "")
+    for number in range(1, 5):
+        writer.hold(number, HOUR)
+    subject = subject_of(shard, settings, kind)
+    assert client.zcard(subject.kind.index) == 4
+    ids: list[bytes] = client.zrange(subject.kind.index, 0, -1)  # type: ignore[assignment]
+    assert [client.pttl(subject.kind.hash_key(entry)) for entry in ids] == [-1] * 4
+    assert dict(reconcile(subject).found) == {}

@@ -10,10 +10,11 @@ which lists the records.
         change.report({"endpoint": name})
 """
 
+import contextlib
 import heapq
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import click
@@ -21,7 +22,7 @@ import redis
 
 from sweeperd.cli.options import yes_option
 from sweeperd.cli.shards import Run, on_shards, warn
-from sweeperd.ops.actions import Action, ActionsDocument, read_actions, record
+from sweeperd.ops.actions import Action, ActionsDocument, begin, read_actions, record
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
@@ -39,26 +40,44 @@ class Change(Run):
         self.output.confirm(question, yes=self.yes)
 
     def act(
-        self, action: Action, found: Iterable[tuple[Shard, T]], work: Callable[[Shard, T], Iterable[Changed]]
+        self,
+        action: Action,
+        found: Iterable[tuple[Shard, T]],
+        work: Callable[[Shard, T], Iterable[Changed]],
+        begins: Callable[[T], str] | None = None,
     ) -> None:
         """
         Change what was found on each shard, and record what was changed, also if Redis or the output fails half-way:
         `work` yields each change as soon as the change is done, and prints afterwards. If Redis refuses the record, the
         action still counts, and a warning says so.
+
+        `begins`: for what cannot be undone, the target that is recorded before the first change, or "" if there is
+        nothing to change. If the command is killed, this record stays.
         """
         for shard, what in found:
             done = Counter[str]()
+            target, begun = begins(what) if begins else "", b""
+            with _recording(shard):
+                begun = begin(shard, action, target) if target else b""
             try:
                 with self.noted(shard):
-                    for target, count in work(shard, what):
-                        done[target] += count
+                    for changed, count in work(shard, what):
+                        done[changed] += count
             finally:
-                for target, count in sorted(done.items()):
-                    try:
-                        if count:
-                            record(shard, action, target, count)
-                    except redis.RedisError as error:
-                        warn(f"{shard.address}: the action was done, but not recorded: {describe(error)}")
+                finished = sorted(done.items()) or [(target, 0)]
+                for changed, count in finished:
+                    with _recording(shard):
+                        if count or begun:
+                            record(shard, action, changed, count, begun)
+                            begun = b""
+
+
+@contextlib.contextmanager
+def _recording(shard: Shard) -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        warn(f"{shard.address}: the action is not recorded: {describe(error)}")
 
 
 def changing(command: Callable[..., None]) -> Callable[..., None]:
@@ -79,7 +98,7 @@ def command(run: Run, limit: int) -> None:
     newest = heapq.merge(*noted, key=lambda row: row[1].at, reverse=True)
     rows = [action for _, action in itertools.islice(newest, limit)]
     run.table(
-        ("at", "shard", "who", "action", "target", "count"),
+        ("at", "shard", "who", "action", "target", "count", "finished"),
         (list(row.as_json().values()) for row in rows),
         lambda: ActionsDocument(actions=rows, down=run.down),
     )

@@ -5,7 +5,7 @@ import itertools
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -185,8 +185,8 @@ def _change_letters(
     found = _find(change, list(dict.fromkeys(ids)), DeadLetterFilter(endpoint, tenant))
     total = sum((counts for _, (_, counts) in found), Counter[str]())
     if total:
-        parts = ", ".join(f"{count} of {shortened(name)}" for name, count in sorted(total.items()))
-        change.confirm(verb.question.format(f"{total.total()} dead letter{'s' * (total.total() > 1)} ({parts})"))
+        letters = f"{total.total()} dead letter{'s' * (total.total() > 1)} ({_names(total)})"
+        change.confirm(verb.question.format(letters))
     log = _Log(change.output, verb.done)
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:
@@ -202,8 +202,13 @@ def _change_letters(
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused: its events wait until `sweeperd endpoints resume {name}`")
 
-    change.act(verb.action, found, work)
+    change.act(verb.action, found, work, (lambda here: _names(here[1])) if verb.action is Action.DROP else None)
     log.end(change)
+
+
+def _names(letters: Mapping[str, int]) -> str:
+    """How many letters of each endpoint are selected."""
+    return ", ".join(f"{count} of {shortened(name)}" for name, count in sorted(letters.items()))
 
 
 def _find(change: Change, ids: Sequence[str], wanted: DeadLetterFilter) -> list[tuple[Shard, _Found]]:

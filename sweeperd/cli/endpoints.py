@@ -198,19 +198,21 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         change.confirm(how.format(f"{total} event{'s' * (total > 1)} of {name}"))
     done = list[DroppedBacklog]()
 
+    def target(backlog: DroppedBacklog) -> str:
+        return f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")
+
     def work(shard: Shard, backlog: DroppedBacklog) -> Iterator[Changed]:
         dropped, before_ms = 0, int(backlog.before)
-        target = f"{name} before {rfc3339(before_ms)}" + (f": {reason}" if reason else "")
         try:
             for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
                 dropped += count
-                yield target, count
+                yield target(backlog), count
         finally:
             done.append(backlog.model_copy(update={"dropped": dropped}))
             become = "are dead letters" if letters else "are dropped"
             change.output.say(f"{dropped} events of {name} on {shard.name} {become}")
 
-    change.act(Action.DROP_BACKLOG, found, work)
+    change.act(Action.DROP_BACKLOG, found, work, lambda backlog: target(backlog) if backlog.found else "")
     change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done, down=change.down))
 
 

@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import redis
 from pydantic import Field
@@ -54,6 +54,7 @@ class ActionDocument(Document):
     action: str
     target: str
     count: Count = Field(description="How many entries it changed.")
+    finished: bool = Field(description="False: it began, and has not ended or was killed.")
 
 
 class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
@@ -61,10 +62,19 @@ class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
     down: Down
 
 
-def record(shard: Shard, action: Action, target: str, count: int = 1) -> None:
-    """Record a finished action. Raises redis.RedisError."""
-    call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count])
-    Script("ops/record_action").run(shard.client, call)
+def begin(shard: Shard, action: Action, target: str) -> bytes:
+    """Record that an action begins. Returns the id of the record, for `record` at the end. Raises redis.RedisError."""
+    return _record(shard, action, target, 0, "begun")
+
+
+def record(shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"") -> None:
+    """Record a finished action, in place of the record of its begin if there is one. Raises redis.RedisError."""
+    _record(shard, action, target, count, begun)
+
+
+def _record(shard: Shard, action: Action, target: str, count: int, begun: bytes | str) -> bytes:
+    call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count, begun])
+    return cast(bytes, Script("ops/record_action").run(shard.client, call))
 
 
 def read_actions(
@@ -82,6 +92,7 @@ def read_actions(
                 action=decode(action),
                 target=decode(target),
                 count=whole(count) or 0,
+                finished=b"begun" not in fields,
             ),
         )
 

@@ -72,7 +72,7 @@ CASES = {
     "ops/reconcile_entry": Case(
         [INDEX, QUARANTINE, b"reservation:res_late"], ["late", f"lost:{LATER}", "", 0, 0], "zrem zadd hdel pexpire"
     ),
-    "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1], "xadd xtrim hset", (ACTIONS,)),
+    "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1, ""], "xadd xtrim hset", (ACTIONS,)),
     "ops/repair_budget": Case([BUDGET, LEASE], ["+", 5, "token"], "del hset"),
     "ops/replay": Case([EVENTS, DEAD], ["3-1"], "xadd xdel", (EVENTS,)),
     "ops/requeue": Case([ROW, INDEX, QUARANTINE], ["r1", "expires_at"], "zrem hdel zadd"),

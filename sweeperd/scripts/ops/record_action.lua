@@ -1,10 +1,12 @@
--- Records and counts an action of an operator.
+-- Records and counts an action of an operator. An action that takes a while and cannot be undone is recorded when it
+-- begins, and again when it ends. The second record replaces the first one, which stays if the command is killed.
 --
 -- KEYS[1] -> sweeperd:actions        STREAM  one entry for each action
 -- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often done; action:changed -> how many entries were changed
 --
 -- ARGV[1] -> how many entries are kept
 -- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
+-- ARGV[6] -> '' or `begun`: the action begins now, or the id of the record of its begin
 --
 -- Returns the id of the entry; the time in the id is of this server's clock.
 --
@@ -19,15 +21,25 @@ local function added(field, count)
 end
 
 local changed = ARGV[3] .. ':changed'
-local actions_text, changed_text = added(ARGV[3], 1), added(changed, ARGV[5])
+local begins, begun = ARGV[6] == 'begun', string.match(ARGV[6], '^%d+%-%d+$')
+local actions_text, changed_text = added(ARGV[3], begun and 0 or 1), added(changed, ARGV[5])
 local refused = no_right('XTRIM', KEYS[1]) or no_right('XADD', KEYS[1]) or no_right('HSET', KEYS[2])
 if refused then
   return refused
 end
+local removes = begun and not no_right('XDEL', KEYS[1])
+local entry = {'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5]}
+if begins then
+  entry[#entry + 1] = 'begun'
+  entry[#entry + 1] = '1'
+end
 trial('XTRIM', KEYS[1])
-local id = redis.pcall('XADD', KEYS[1], '*', 'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5])
+local id = redis.pcall('XADD', KEYS[1], '*', unpack(entry))
 if type(id) == 'table' then -- an error: the stream takes no entry
   return id
+end
+if removes then
+  redis.call('XDEL', KEYS[1], begun)
 end
 redis.call('XTRIM', KEYS[1], 'MAXLEN', '~', ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[3], actions_text, changed, changed_text)

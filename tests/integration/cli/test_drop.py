@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import redis
 
+import sweeperd.ops.endpoints
+import sweeperd.outbox.dead_letters
 from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
-from tests.integration.cli.conftest import Run, expire
+from tests.integration.cli.conftest import Run, expire, give_up
 from tests.support.fixtures import full
 from tests.support.harness import eventually, reserve, server_time
 from tests.support.servers import Server
@@ -74,6 +76,7 @@ def test_a_backlog_ends_and_what_is_younger_stays(
     assert waiting(client, outbox) == [b"young"]
     assert {row["name"] for row in client.xinfo_consumers(EVENTS, "audit")} == {b"test", b"(parked)"}
     (action,) = json.loads(invoke("actions", "--json").stdout)["actions"]
+    assert action["finished"]
     target = f"audit before {before}: it was down"
     assert (action["action"], action["target"], action["count"]) == ("drop-backlog", target, 4)
     kept = client.hmget("sweeperd:action-counts", "drop-backlog", "drop-backlog:changed")
@@ -114,6 +117,32 @@ def test_beside_a_reader_no_younger_event_is_lost(invoke: Run, shard: Shard, cli
         reader.join()
     assert (result.exit_code, "2004 events of audit" in result.stdout) == (0, True), result.output
     assert sorted(waiting(client, outbox)) == sorted(entry.encode() for entry in young)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("endpoints", "drop", "audit", "--before", "1ms"), ("dead-letters", "drop", "--all")]
+)
+def test_a_drop_that_is_killed_is_recorded(
+    arguments: tuple[str, ...], invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backlog(shard)
+    give_up(shard, ["given up"], endpoint="audit")
+    begun = list[dict[str, Any]]()
+
+    def killed(*_: Any, **_options: Any) -> Any:
+        """What a killed command leaves: nothing runs after this moment."""
+        begun.extend(json.loads(invoke("actions", "--json").stdout)["actions"])
+        return iter(())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sweeperd.ops.endpoints, "drop", killed)
+        patch.setattr(sweeperd.outbox.dead_letters, "drop", killed)
+        invoke(*arguments, "--yes", endpoints=ENDPOINTS)
+    (action,) = begun
+    assert "audit" in action["target"]
+    assert (action["finished"], action["count"]) == (False, 0)
+    counts = client.hgetall("sweeperd:action-counts")
+    assert counts[action["action"].encode()] == b"1"
 
 
 def test_a_moment_to_come_and_a_replay_are_refused(invoke: Run, shard: Shard, client: redis.Redis) -> None:

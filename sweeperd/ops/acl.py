@@ -158,9 +158,9 @@ def _like(keys: Keys, pattern: str) -> bytes:
 def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     events, letters, endpoints, circuits = keys.events, keys.dead_letters, keys.endpoints, keys.circuits
     yield granted(Duty.STATUS, events, "EXISTS XLEN XRANGE XREVRANGE XPENDING XINFO|STREAM XINFO|GROUPS")
-    yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|DELCONSUMER")
+    yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|SETID XGROUP|DELCONSUMER XINFO|CONSUMERS")
     yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
-    yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
+    yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|SETID XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
     yield granted(Duty.OPERATE, events, "XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER")
     yield granted(Duty.STATUS, letters, "XLEN XRANGE XREVRANGE XINFO|STREAM")
     yield granted(Duty.DELIVER, letters, "XADD")
@@ -199,7 +199,7 @@ def _walk(keys: Keys) -> Iterable[Grant]:
 
 def _actions(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.STATUS, keys.actions, "XRANGE XREVRANGE XINFO|STREAM")
-    yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM")
+    yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM XDEL")
     yield granted(Duty.STATUS, keys.action_counts, "HMGET")
     yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
     yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE PTTL DEL")

@@ -99,6 +99,14 @@ class Announcements:
         return ["type", name, "tenant", NO_TENANT, "id", endpoint, "at", self._clock.now_ms(), "data", json.dumps(data)]
 
 
+#: What is wrong with a group, by the outcome of keep_groups.lua.
+_TOLD = {
+    b"remade": "a consumer group was lost and is made again",
+    b"rewound": "parked events were removed from a consumer group; it reads again from its position",
+    b"lost": "parked events were removed from a consumer group and are lost to it; grant XGROUP SETID, or replay them",
+}
+
+
 class Trimmed(NamedTuple):
     removed: int
     #: For each named group about how many of the removed events the group had not acknowledged.
@@ -149,6 +157,9 @@ class ConsumerGroups:
         and no event is passed over. If this process has not seen the group, the note has the position, but `max_age_ms`
         back at most, and the age of events counts from now.
 
+        If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group reads again from the last
+        noted position.
+
         If the start is an id, the group belongs to a replay: when the replay has ended, no group is made.
 
         Returns for each group when the group was made, ms, if the group began in the past; else 0.
@@ -163,11 +174,11 @@ class ConsumerGroups:
                     made_at[name] = int(at)
                     self.positions[name] = StreamId.parse(position)
                     self._seen.add(name)
-                    if outcome == b"remade":
+                    if told := _TOLD.get(outcome):
                         if self._remade is not None:
                             self._remade.inc()
                         fields = {"shard": self._shard.name, "group": name, "position": decode(position)}
-                        log.warning("a consumer group was lost and is made again", extra=fields)
+                        log.warning(told, extra=fields)
         return made_at
 
     def ensure(self, group: str, start: Start | StreamId = "now") -> int:

@@ -69,6 +69,7 @@ _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     "XINFO|GROUPS": (),
     "XINFO|CONSUMERS": (ANY,),
     "XGROUP|CREATE": (ANY, "none"),
+    "XGROUP|SETID": (ANY, "none"),
     "XGROUP|DELCONSUMER": (ANY, ANY),
     "XGROUP|DESTROY": (ANY,),
 }

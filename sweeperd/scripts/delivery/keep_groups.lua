@@ -2,7 +2,8 @@
 -- maxmemory too.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
--- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`; of a replay: what it is about
+-- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`, `parked` (whether the group has
+--                                     each owner of parked events, a digit each); of a replay: what it is about
 -- ARGV[1] -> how far back a group begins if its position is known from the note only, ms
 -- ARGV[2..] -> for each group three: its name;  its position if the group is missing: the group gets later events;
 --              `seen`: the caller has seen the group, so the position holds;  `new`, `backfill`: the caller has not, so
@@ -10,7 +11,11 @@
 --              `replay`: the group is made only if the replay has not ended, so if there is a note of the replay
 -- Returns for each group three: its position: all events up to this id are acknowledged;  when the group was made, ms:
 -- the age of older events counts from then; 0: the group began at that moment;  `there`, `made` for the first time,
--- `remade`, or `ended`: a replay without a group.
+-- `remade`, or `ended`: a replay without a group;  `rewound`, or `lost` if the user lacks the right to XGROUP SETID.
+--
+-- XGROUP DELCONSUMER takes the pending events of a consumer out of the group. No process removes the owners of parked
+-- events. If such an owner has gone, the group reads again from the position of the note: some events come again, and
+-- none is lost.
 --
 -- If a position is beyond the last id of the stream, the position is of another stream: the old stream was lost, or an
 -- older copy has taken its place, perhaps with a slow clock. A group at such a position would pass over new events, so
@@ -52,7 +57,21 @@ if not stream.err then
 end
 local oldest = string.format('%d', math.max(0, clock.now - tonumber(ARGV[1]))) .. '-0'
 
-local replies, missing, notes = {}, {}, {}
+local PARKED = {'(parked)', '(parked alone)'}
+
+-- Which owners of parked events the group has, a digit for each; nil if the user may not know.
+local function parked_of(name)
+  local found, there = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], name), {}
+  if found.err then
+    return nil
+  end
+  for i = 1, #found do
+    there[fields(found[i]).name] = true
+  end
+  return (there[PARKED[1]] and '1' or '0') .. (there[PARKED[2]] and '1' or '0')
+end
+
+local replies, missing, notes, rewound = {}, {}, {}, {}
 for i = 2, #ARGV, 3 do
   local name, position, kind = ARGV[i], ARGV[i + 1], ARGV[i + 2]
   local note = redis.call('HGET', KEYS[2], name)
@@ -60,9 +79,18 @@ for i = 2, #ARGV, 3 do
   local ahead = tonumber(made_at) > clock.now -- the clock was set back since
   made_at = ahead and clock.now_text or made_at
   local noted = note and string.match(note, '"position": *"(%d+%-%d+)"')
-  local group, outcome = groups[name], 'remade'
-  if group then
-    outcome, position = 'there', group['last-delivered-id']
+  local parked = note and string.match(note, '"parked": *"([01][01])"') or '00'
+  local owners, group, outcome = parked, groups[name], 'remade'
+  if group and kind ~= 'replay' then
+    owners = parked_of(name) or parked
+  end
+  local gone = string.find(parked, '1.') and string.find(owners, '0.')
+    or string.find(parked, '.1') and string.find(owners, '.0')
+  if gone and noted and not no_right('XGROUP', KEYS[1], 'SETID') then
+    outcome, position = 'rewound', noted
+    rewound[#rewound + 1] = {name, position}
+  elseif group then
+    outcome, position = gone and 'lost' or 'there', group['last-delivered-id']
     local first = redis.call('XPENDING', KEYS[1], name, '-', '+', 1)[1]
     if first then
       position = previous(first[1])
@@ -85,16 +113,17 @@ for i = 2, #ARGV, 3 do
     end
     missing[#missing + 1] = {name, position}
   end
-  if kind ~= 'replay' and (position ~= noted or outcome ~= 'there' or ahead) then
+  if kind ~= 'replay' and (position ~= noted or outcome ~= 'there' or ahead or owners ~= parked) then
+    local more = group and owners ~= '00' and ',"parked":"' .. owners .. '"' or ''
     notes[#notes + 1] = name
-    notes[#notes + 1] = '{"made_at":' .. made_at .. ',"position":"' .. position .. '"}'
+    notes[#notes + 1] = '{"made_at":' .. made_at .. ',"position":"' .. position .. '"' .. more .. '}'
   end
   replies[#replies + 1] = position
   replies[#replies + 1] = made_at
   replies[#replies + 1] = outcome
 end
 
-if #missing > 0 or #notes > 0 then
+if #missing > 0 or #notes > 0 then -- the note of a group that is rewound changes too
   local refused = no_right('XACK', KEYS[1]) or no_right('HSET', KEYS[2])
   if refused then
     return refused
@@ -102,6 +131,9 @@ if #missing > 0 or #notes > 0 then
   redis.call('XACK', KEYS[1], ARGV[2], '0-0')
   for i = 1, #missing do
     redis.call('XGROUP', 'CREATE', KEYS[1], missing[i][1], missing[i][2], 'MKSTREAM')
+  end
+  for i = 1, #rewound do
+    redis.call('XGROUP', 'SETID', KEYS[1], rewound[i][1], rewound[i][2])
   end
   if #notes > 0 then
     redis.call('HSET', KEYS[2], unpack(notes))

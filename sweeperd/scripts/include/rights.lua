@@ -22,7 +22,7 @@ do
     function no_right(command, key, subcommand)
       -- An error of the question: the server has no such command, because it was renamed.
       local known, permitted
-      if subcommand == 'CREATE' then
+      if subcommand == 'CREATE' or subcommand == 'SETID' then
         known, permitted = pcall(may, command, subcommand, key, NOT_THERE, NOT_THERE)
       elseif subcommand then
         known, permitted = pcall(may, command, subcommand, key, NOT_THERE)
@@ -45,7 +45,7 @@ do
       tried[name] = true
       -- An imitation of Redis may give the error as another type than a string.
       local problem = type(reply) == 'table' and tostring(reply.err)
-      if problem and not string.find(problem, '^ERR ') then
+      if problem and not string.find(problem, '^ERR ') and not string.find(problem, '^NOGROUP ') then
         if string.find(problem, 'user executing the script', 1, true) or string.find(problem, 'NOPERM', 1, true)
           or string.find(problem, 'Unknown Redis command', 1, true) then
           return {err = 'NOPERM the user has no right to run ' .. command .. ' on ' .. key}

@@ -8,9 +8,9 @@ local NOT_THERE = '\0sweeperd check'
 
 -- The reply of the server to the command in such a form: if the error begins with ERR or WRONGTYPE, the command itself
 -- failed. For HSET, HDEL, ZADD, ZREM, SET, XADD, XACK, XDEL, XTRIM, SREM; PEXPIRE, INCRBY; XGROUP with the subcommand
--- CREATE or DESTROY.
+-- CREATE, SETID or DESTROY.
 local function trial(command, key, subcommand)
-  if subcommand == 'CREATE' then
+  if subcommand == 'CREATE' or subcommand == 'SETID' then
     return redis.pcall(command, subcommand, key, NOT_THERE, NOT_THERE)
   elseif subcommand then
     return redis.pcall(command, subcommand, key, NOT_THERE)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.outbox import ConsumerGroups, EndpointStateStore, Outbox
+from sweeperd.outbox import PARKED, PARKED_ALONE, ConsumerGroups, EndpointStateStore, Outbox
 from sweeperd.store import Shard, streams
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
@@ -118,6 +118,52 @@ def test_a_group_without_a_note_gets_one_at_the_first_round(shard: Shard, client
     delivery.dispatcher.maintain()
     assert note(client) == {"made_at": 0, "position": "5-2"}
     assert remade(delivery) == 0
+
+
+@pytest.mark.parametrize("owner", [PARKED, PARKED_ALONE])
+def test_parked_events_that_were_removed_from_the_group_come_again(
+    shard: Shard, client: redis.Redis, owner: bytes
+) -> None:
+    """XGROUP DELCONSUMER takes the pending events of a consumer out of the group without a word."""
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    outbox = Outbox(shard, "them")
+    expire(client, "done", "parked", "later")
+    done, parked = outbox.read("hook", 2)
+    outbox.acknowledge("hook", [done.id])
+    outbox.nack("hook", [parked._replace(alone=owner == PARKED_ALONE)])
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 0
+    client.xgroup_delconsumer(EVENTS, "hook", owner)
+    assert [entry.fields[b"id"] for entry in outbox.read("hook", 10)] == [b"later"]
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1
+    assert [entry.fields[b"id"] for entry in outbox.read("hook", 10)] == [b"parked", b"later"]
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1, "once"
+    outbox.nack("hook", [parked])
+    delivery.dispatcher.maintain()
+    client.xgroup_delconsumer(EVENTS, "hook", PARKED)
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 2
+
+
+def test_parked_events_that_were_removed_are_told_without_the_right_to_read_again(
+    own_shard: Shard, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = own_shard.client
+    if client.info("server")["redis_version"].startswith("6."):
+        pytest.skip("6.2 has no rights to subcommands")
+    delivery, outbox = Delivery(own_shard, NOWHERE, 2, {}), Outbox(own_shard, "them")
+    expire(client, "parked")
+    outbox.nack("hook", outbox.read("hook", 1))
+    delivery.dispatcher.maintain()
+    client.xgroup_delconsumer(EVENTS, "hook", PARKED)
+    client.acl_setuser("default", commands=["-xgroup|setid"])
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1
+    assert any("are lost to it" in message for message in caplog.messages)
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1, "once"
 
 
 @pytest.mark.parametrize("sequence", [9_999_999_999_999_999, 18_446_744_073_709_551_610])

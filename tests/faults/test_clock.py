@@ -1,6 +1,10 @@
 """The host's clock is hours off: nothing expires early, nothing late, and receivers accept what they get."""
 
+import mmap
 import shutil
+import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,8 +12,8 @@ import redis
 from standardwebhooks import Webhook
 
 from tests.support.harness import daemon, environment, eventually, reserve, server_time
-from tests.support.receiver import Receiver
-from tests.support.servers import Server
+from tests.support.receiver import Answer, Receiver
+from tests.support.servers import Binary, Server
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
@@ -46,3 +50,72 @@ def test_the_host_is_two_hours_off(skew: str, server: Server, client: redis.Redi
             assert abs(int(row[b"expired_at"]) - server_time(client)) < 30_000
             # The signed time is Redis's, so a receiver whose own clock is right does not refuse it.
             Webhook(SECRET).verify(request.body, request.headers)
+
+
+HOURS = 2 * 3600
+
+
+class SettableServer(Server):
+    """Its clock is ahead of the host's by `ahead` seconds."""
+
+    def __init__(self, binary: Binary, directory: Path) -> None:
+        super().__init__(binary)
+        self._library, path = directory / "clock.so", directory / "ahead"
+        path.write_bytes(bytes(8))
+        source = str(Path(__file__).with_name("clock.c"))
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(self._library), source], check=True)
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 8)
+        self.environment = {"LD_PRELOAD": str(self._library), "CLOCK_AHEAD": str(path)}
+
+    def set_ahead(self, seconds: int) -> None:
+        self._page[:8] = (seconds * 1_000_000).to_bytes(8, "little")
+
+
+@pytest.fixture
+def settable(redis_binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SettableServer]:
+    """A server whose clock can be set."""
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler for the clock of the server")
+    server = SettableServer(redis_binary, tmp_path)
+    server.set_ahead(HOURS)
+    with monkeypatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        server.start()
+    yield server
+    server.close()
+
+
+def test_the_clock_of_redis_is_set_back_while_no_daemon_runs(settable: SettableServer, tmp_path: Path) -> None:
+    """A process dies in a request and with its lease, an event waits, and the receiver has asked for a pause."""
+    server = settable
+    answers = {"in hand": Answer(delay=8), "muted": Answer(status=503, headers={"Retry-After": "2"})}
+    with redis.Redis.from_url(server.url) as client, Receiver(lambda *_: Answer(status=500)) as receiver:
+        assert server_time(client) > (time.time() + 7000) * 1000
+        endpoint = {"name": "hook", "url": receiver.url, "max_rate": 20}
+        env = environment(server.url, sweep__interval="2s", endpoints=[endpoint])
+        env |= {"SWEEPERD_WEBHOOKS__REDELIVERY_INITIAL": "1h", "SWEEPERD_WEBHOOKS__REDELIVERY_MAX": "1h"}
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
+            reserve(client, ["parked"])
+            eventually(lambda: client.xpending_range("sweeperd:events", "hook", "-", "+", 1, "(parked)"))
+            receiver.behaviour = lambda request, _: answers[request.event["data"]["reservation_id"]]
+            reserve(client, ["in hand"])
+            eventually(lambda: receiver.distinct == 2)
+            reserve(client, ["muted"])
+            eventually(lambda: client.hexists("sweeperd:endpoints", "hook"))
+            running.kill()
+        client.set("sweeperd:lease:sweep", "dead-1-0123456789abcdef:15000", px=15_000)
+        server.set_ahead(0)
+        eventually(lambda: server_time(client) < (time.time() + 7000) * 1000)
+        receiver.behaviour = lambda *_: Answer()
+        reserve(client, ["after"])
+        before, began = receiver.distinct, time.monotonic()
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_webhook_pending_events", endpoint="hook") == 0, limit=60)
+            eventually(lambda: not client.zcard("reservation:ttl"), limit=60)
+            eventually(lambda: not client.xpending("sweeperd:events", "hook")["pending"], limit=60)
+            assert running.logged("the clock of redis was set back: no event waits any longer")
+        assert time.monotonic() - began < 60
+        assert receiver.distinct == before + 1

@@ -10,18 +10,27 @@ the entries that are to be expired, and each tick has to pass the backlog.
 
 import functools
 import heapq
+import logging
 import math
 import random
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import redis
 
 from sweeperd.store.scripts import Call, Command, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Outcome
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+#: How long pages stay smaller after the server has cut one off, seconds.
+SMALLER = 600.0
 #: How long a range is used before the next scan: at least, at most, seconds. The time is random, so that the ranges are
 #: not all scanned in the same tick.
 RESCAN_AFTER = (30.0, 60.0)
@@ -286,6 +295,38 @@ def read_page(shard: Shard, index: bytes, until: float, position: Position, coun
     return list(map(IndexEntry, flat[::2], flat[1::2]))
 
 
+class PageSize:
+    """
+    How many entries are read at once. Redis closes the connection if a reply passes its output limit for clients, and
+    ids may be long. So if the connection ends while Redis answers other commands, the page is halved and read again.
+    """
+
+    def __init__(self, shard: Shard, most: int) -> None:
+        self._shard = shard
+        self._most = most
+        self._cut_at = 0.0
+        self.now = most
+
+    def read(self, read: Callable[[int], T]) -> T:
+        """The page that `read` gives for a size. `now` is its size afterwards. Raises redis.RedisError."""
+        if self.now < self._most and time.monotonic() - self._cut_at > SMALLER:
+            self.now = self._most
+        while True:
+            try:
+                return read(self.now)
+            except redis.ConnectionError as error:
+                if self.now == 1:
+                    raise
+                self._shard.read_clock()
+                self.now, self._cut_at = self.now // 2, time.monotonic()
+                log.warning(
+                    "Redis closed the connection while it sent a page of the index, and answers again: if it logs "
+                    "'overcoming of output buffer limits', raise client-output-buffer-limit normal, or lower "
+                    "sweep.batch_size; pages are smaller now",
+                    extra={"shard": self._shard.name, "page": self.now, "error": str(error)},
+                )
+
+
 @dataclass(frozen=True, slots=True)
 class IndexPage:
     """Consecutive entries of the index."""
@@ -300,7 +341,7 @@ class IndexReader:
 
     def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds | None = None) -> None:
         self._ends = ends
-        self._page_size = page_size
+        self.pages = PageSize(shard, page_size)
         self._read_page = functools.partial(read_page, shard, kind.index)
         self._cache = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
         self._cursor = Cursor()
@@ -334,15 +375,16 @@ class IndexReader:
         """
         self._page_scanned = self._scans
         if self._cache is None or not self._scans:
-            entries = self._read_page(self._until, self._position, self._page_size)
-            self.ended = len(entries) < self._page_size
+            entries = self.pages.read(functools.partial(self._read_page, self._until, self._position))
+            self.ended = len(entries) < self.pages.now
             return IndexPage(entries)
         skipped = self._cache.skip(self._position, SKIPS * batch_size)
         if skipped.entries:
             self._position = skipped.position
             self._cursor.pass_by(skipped.first_end_ms)
             return IndexPage(passed=skipped.entries)
-        page = self._cache.scan(self._until, self._position, min(self._page_size, SCANS * batch_size))
+        scan = functools.partial(self._cache.scan, self._until, self._position)
+        page = self.pages.read(lambda count: scan(min(count, SCANS * batch_size)))
         self.ended = page.last
         self._scans = 2 * sum(entry.in_grace for entry in page.entries) >= len(page.entries)
         return IndexPage(page.entries)
@@ -375,21 +417,19 @@ class WokenReader:
     #: A woken tick scans no page.
     rereads = False
 
-    def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds, seen_ms: int) -> None:
+    def __init__(self, shard: Shard, kind: Kind, pages: PageSize, ends: GraceEnds, seen_ms: int) -> None:
         """Read the clock and the first page, in one round trip. Raises redis.RedisError."""
         self._read_page = functools.partial(read_page, shard, kind.index)
-        self._page_size = page_size
+        self._pages = pages
         self._ends = ends
         self._position = START
         self.ended = False
         # If the script finds the deadline in the present millisecond, the entry is not due.
         now = shard.clock.now_ms() - 1
-        ended = ends.take(now, page_size)
-        limit = ("BYSCORE", "LIMIT", 0, page_size, "WITHSCORES")
-        reads: list[Command] = [("ZRANGE", kind.index, f"({seen_ms}", now, *limit)]
-        if ended:
-            reads.append(("ZMSCORE", kind.index, *(entry.id for entry in ended)))
-        server_now, replies = shard.read_with_clock(*reads)
+        ended = ends.take(now, pages.now)
+        more: list[Command] = [("ZMSCORE", kind.index, *(entry.id for entry in ended))] if ended else []
+        first = ("ZRANGE", kind.index, f"({seen_ms}", now, "BYSCORE", "LIMIT", 0)
+        server_now, replies = pages.read(lambda count: shard.read_with_clock((*first, count, "WITHSCORES"), *more))
         #: The score up to which the tick decides.
         self.until_ms = min(now, server_now - 1)
         flat = replies[0]
@@ -405,8 +445,8 @@ class WokenReader:
         """The next page. Raises redis.RedisError."""
         page, self._page = self._page, None
         if page is None:
-            page = self._read_page(self.until_ms, self._position, self._page_size)
-        self.ended = len(page) < self._page_size
+            page = self._pages.read(functools.partial(self._read_page, self.until_ms, self._position))
+        self.ended = len(page) < self._pages.now
         in_front, self._in_front = self._in_front, []
         return IndexPage([*in_front, *page])
 

@@ -208,7 +208,6 @@ class Sweeper:
         self._time_budget = settings.time_budget.total_seconds()
         self._observe = observe
         self._stop = stop
-        self._page_size = settings.batch_size
         self._ends = GraceEnds() if settings.looks else None
         self._reader = IndexReader(shard, kind, settings.batch_size, self._ends)
         #: How many of the protected entries, from the oldest on, were compared with the index.
@@ -291,7 +290,7 @@ class Sweeper:
     def _begin(self, seen_ms: int | None, leave_ms: int) -> tuple[IndexReader | WokenReader, int]:
         """The reader of a tick that begins, and the score up to which the tick decides for sure."""
         if seen_ms is not None and self._ends is not None:
-            woken = WokenReader(self._shard, self._kind, self._page_size, self._ends, seen_ms)
+            woken = WokenReader(self._shard, self._kind, self._reader.pages, self._ends, seen_ms)
             return woken, woken.until_ms
         now, (head,) = self._shard.read_with_clock(("ZRANGE", self._kind.index, 0, 0, "WITHSCORES"))
         until = now - leave_ms

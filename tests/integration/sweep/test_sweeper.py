@@ -364,6 +364,23 @@ def test_redis_is_down(own_shard: Shard, own_server: Any) -> None:
     assert sweeper.tick().complete
 
 
+@pytest.mark.parametrize("how", ["plain", "scanned", "woken"])
+def test_a_page_above_the_output_limit_is_halved(how: str, own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    """Redis closes the connection at its limit. All entries are decided in the same tick, and the reason is logged."""
+    client = own_shard.client
+    in_grace: Any = {"overdue_by": -3_000_000, "grace": 3_600_000} if how == "scanned" else {}
+    reserve(client, ["x" * 1600 + str(number) for number in range(300)], **in_grace)
+    client.config_set("client-output-buffer-limit", "normal 131072 0 0")
+    sweeper = make_sweeper(own_shard)
+    report = sweeper.tick(seen_ms=server_time(client) - 3_600_000 if how == "woken" else None)
+    assert report.complete
+    assert dict(report.counts) == {Outcome.IN_GRACE if how == "scanned" else Outcome.EXPIRED: 300}
+    cut = [record for record in caplog.records if "client-output-buffer-limit" in record.getMessage()]
+    assert cut
+    assert {record.levelname for record in cut} == {"WARNING"}
+    assert cut[-1].__dict__["page"] < 100
+
+
 def test_backlog(world: World, client: redis.Redis) -> None:
     sweeper = world.sweeper(5, 5)
     world.fill({"go-ahead": -60_000})

@@ -30,6 +30,10 @@ CONNECTIONS = 32
 THREADS = 2 * CONNECTIONS
 #: How long a client may be silent, seconds.
 SILENCE = 10.0
+#: The errors of `accept` if no file is left for a connection, and how long the server then waits, seconds: the
+#: connection stays in the queue, so without a wait the thread would spin.
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_FILES_WAIT = 0.2
 
 
 #: Returns True if all is well, and the text of the answer.
@@ -132,7 +136,31 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
         #: The open connections, the oldest first.
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.RLock()
+        #: Whether the last connection was not accepted.
+        self._waits = False
         super().__init__(*arguments)
+
+    def server_bind(self) -> None:
+        """As HTTPServer does, but without asking a name server for the name of the address."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+        self.setup_environ()
+
+    def get_request(self) -> tuple[Any, Any]:
+        """The next connection. Raises OSError."""
+        try:
+            request = super().get_request()
+        except OSError as error:
+            if error.errno in _NO_FILES:
+                if not self._waits:
+                    log.warning("HTTP requests wait: %s; raise the limit of open files", error.strerror)
+                self._waits = True
+                time.sleep(_FILES_WAIT)
+            raise
+        if self._waits:
+            log.info("HTTP requests are served again")
+        self._waits = False
+        return request
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -1,12 +1,17 @@
 """The HTTP port: what it answers, with which headers, and that no client can exhaust it."""
 
 import contextlib
+import errno
 import http.client
 import json
 import logging
+import os
 import socket
+import socketserver
 import threading
+import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -430,3 +435,40 @@ def test_no_host_means_ipv4_alone_if_the_system_has_no_ipv6(monkeypatch: pytest.
 def test_a_port_that_is_taken_is_no_reason_to_serve_one_family_alone() -> None:
     with serving_as(Reports(), host="") as server, pytest.raises(OSError, match="in use"):
         WebServer(served(f":{server.port}"), Metrics(), lambda: (True, ""), lambda: (True, ""), dict)
+
+
+@pytest.mark.parametrize("host", ["", "127.0.0.1"])
+def test_the_address_is_not_looked_up(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer delayed the start by seconds."""
+    asked: list[object] = []
+    for name in ("getfqdn", "gethostbyaddr", "getnameinfo"):
+        monkeypatch.setattr(socket, name, asked.append)
+    with serving_as(Reports(), host=host) as server:
+        assert answers("127.0.0.1", server.port)
+    assert asked == []
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_without_a_file_for_a_connection_it_waits_and_says_so(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="sweeperd.web.server")
+    accept = socketserver.TCPServer.get_request
+    refusals: list[float] = []
+    full = True
+
+    def refuse(server: socketserver.TCPServer) -> Any:
+        if full:
+            refusals.append(time.monotonic())
+            raise OSError(number, os.strerror(number))
+        return accept(server)
+
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", refuse)
+    with serving_as(Reports()) as server, ThreadPoolExecutor(1) as other:
+        answer = other.submit(answers, "127.0.0.1", server.port)
+        eventually(lambda: len(refusals) >= 3)
+        assert refusals[2] - refusals[0] > 0.1, "it spins"
+        full = False
+        assert answer.result()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert os.strerror(number) in caplog.records[0].getMessage()

@@ -1,10 +1,11 @@
 """`sweeperd`, and `python -m sweeperd`."""
 
-from sweeperd.runtime.process import hold_hang_ups
+from sweeperd.runtime.process import hold_hang_ups, raise_file_limit
 
 
 def run() -> None:
     hold_hang_ups()
+    raise_file_limit()
     from sweeperd.cli import main  # noqa: PLC0415 - it takes a moment, in which a signal may come
 
     main()

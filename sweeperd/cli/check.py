@@ -20,6 +20,7 @@ from sweeperd.ops.check import (
     check_shard,
     failure,
     ok,
+    open_files,
     warning,
     worst,
 )
@@ -69,6 +70,8 @@ def command(
         note(CheckFinding.of("configuration", "loads", ok(loaded)))
         for finding in problems:
             note(finding)
+        if not ledger:
+            note(CheckFinding.of("configuration", "open files", open_files(settings)))
         for each in shards:
             for finding in check_shard(each, settings, cycles=cycles, ledger=ledger, daemon_role=daemon_role):
                 note(finding)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
-from sweeperd.config.types import Duration, PositiveDuration, Section, milliseconds
+from sweeperd.config.types import PositiveDuration, PositiveRetention, Retention, Section, milliseconds
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 #: The most words of one command, the bytes of one key, and the fields of a script's hash.
@@ -286,10 +286,10 @@ class KindSettings(Section):
     index: Text
     key: Text
     deadline: Text
-    grace: Duration = timedelta(0)
+    grace: Retention = timedelta(0)
     active: dict[str, str] = {}
     ended: dict[str, str] = {}
-    retention: Duration = timedelta(days=7)
+    retention: Retention = timedelta(days=7)
     tenant: Text | None = None
     give_back: list[Text | list[str]] = []
     event: list[Text] = []
@@ -303,7 +303,7 @@ class KindSettings(Section):
     max_wait: PositiveDuration = timedelta(hours=1)
     unless: str | list[str] | dict[str, str] | None = None
     unless_recheck: PositiveDuration = timedelta(seconds=30)
-    unless_max: PositiveDuration | None = None
+    unless_max: PositiveRetention | None = None
     protected: Literal["quarantine", "expire"] = "quarantine"
     sums: list[SumSettings] = []
 

@@ -14,7 +14,9 @@ from sweeperd.config.types import (
     Identifier,
     OptionalDuration,
     PositiveDuration,
+    PositiveRetention,
     RedisUrl,
+    Retention,
     Section,
     host_and_port,
 )
@@ -60,7 +62,7 @@ class SweepSettings(Section):
 
     interval: PositiveDuration = timedelta(seconds=5)
     precision: Duration = timedelta(milliseconds=50)
-    grace: Duration = timedelta(0)
+    grace: Retention = timedelta(0)
     batch_size: int = Field(default=1000, ge=1, le=10_000)
     pipeline_depth: int = Field(default=50, ge=1, le=1000)
     pipeline_depth_min: int = Field(default=4, ge=1, le=1000)
@@ -68,7 +70,7 @@ class SweepSettings(Section):
     max_lag: PositiveDuration = timedelta(seconds=15)
     time_budget: PositiveDuration = timedelta(seconds=30)
     lease_ttl: LeaseTtl = timedelta(seconds=15)
-    audit_retention: PositiveDuration = timedelta(days=30)
+    audit_retention: PositiveRetention = timedelta(days=30)
     audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
 
     @property
@@ -92,13 +94,13 @@ class ReconcileSettings(Section):
 
 
 class EventsSettings(Section):
-    retention: PositiveDuration = timedelta(days=30)
+    retention: PositiveRetention = timedelta(days=30)
     wait_replicas: int = Field(default=0, ge=0, le=100)
     wait_timeout: PositiveDuration = timedelta(seconds=1)
     attempts_kept: int = Field(default=1000, ge=0, le=100_000)
     balances: bool = False
     groups: list[Identifier] = Field(default=[], max_length=64)
-    group_max_age: PositiveDuration = timedelta(days=90)
+    group_max_age: PositiveRetention = timedelta(days=90)
 
 
 class CyclesSettings(Section):
@@ -106,8 +108,8 @@ class CyclesSettings(Section):
 
     enabled: bool = False
     dispatch_backlog: int = Field(default=1000, ge=0, le=1_000_000)
-    event_ttl: Duration = Field(default=timedelta(days=90), ge=timedelta(seconds=1))
-    delivery_ttl: Duration = Field(default=timedelta(days=14), ge=timedelta(seconds=1))
+    event_ttl: Retention = Field(default=timedelta(days=90), ge=timedelta(seconds=1))
+    delivery_ttl: Retention = Field(default=timedelta(days=14), ge=timedelta(seconds=1))
     spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)
     spike_window: PositiveDuration = timedelta(minutes=5)
 

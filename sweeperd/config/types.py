@@ -18,6 +18,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sweeperd import redis_url
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+#: A sum of a duration and the present time must stay within what Redis and Python can hold.
+_YEAR = timedelta(days=365)
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 #: A key for HMAC, shared with the receiver.
 SHARED = "whsec_"
@@ -25,6 +27,12 @@ SHARED = "whsec_"
 PRIVATE, PUBLIC = "whsk_", "whpk_"
 #: Bytes of an ed25519 seed, and of the public key that may come after the seed.
 SEED = 32
+
+
+def _bounded(value: timedelta, most: timedelta) -> timedelta:
+    if value > most:
+        raise ValueError(f'must be at most "{most.days}d"')
+    return value
 
 
 def parse_duration(value: object) -> timedelta:
@@ -47,8 +55,14 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
-Duration = Annotated[timedelta, BeforeValidator(parse_duration)]
+#: A time-out or an interval.
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, _YEAR))]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
+#: How long something is kept, or counts.
+Retention = Annotated[
+    timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, 100 * _YEAR))
+]
+PositiveRetention = Annotated[Retention, AfterValidator(_positive)]
 #: "" turns the setting off: None.
 OptionalDuration = Annotated[PositiveDuration | None, BeforeValidator(lambda value: None if value == "" else value)]
 #: A name in metrics, in log lines and in the names of consumer groups.

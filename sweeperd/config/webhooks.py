@@ -22,6 +22,7 @@ from sweeperd.config.types import (
     OptionalProxyUrl,
     PemFile,
     PositiveDuration,
+    PositiveRetention,
     Section,
     check_certificates,
     check_key,
@@ -45,7 +46,7 @@ _CONNECTION_HEADERS = re.compile(
     r"connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|transfer-encoding|upgrade", re.IGNORECASE
 )
 _NO_TOKEN = re.compile(r"[^!#$%&'*+.^_`|~0-9A-Za-z-]")
-_POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveDuration)
+_POSITIVE: TypeAdapter[timedelta] = TypeAdapter(PositiveRetention)
 
 
 def _secret(value: object, info: ValidationInfo) -> object:
@@ -162,7 +163,7 @@ class WebhooksSettings(Section):
     redelivery_initial: PositiveDuration = timedelta(seconds=30)
     redelivery_max: PositiveDuration = timedelta(hours=1)
     probe_max: PositiveDuration = timedelta(minutes=1)
-    max_age: PositiveDuration = timedelta(hours=72)
+    max_age: PositiveRetention = timedelta(hours=72)
     endpoints: list[EndpointSettings] = []
 
     @model_validator(mode="after")

@@ -5,7 +5,9 @@ settings again at a SIGHUP.
 `__main__` imports this module before all others, so this module imports nothing that takes time.
 """
 
+import contextlib
 import os
+import resource
 import signal
 from enum import StrEnum
 
@@ -40,6 +42,13 @@ def hold_hang_ups() -> None:
     _begun = True
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hold)
+
+
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files to the hard limit: each endpoint takes several."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # macOS refuses infinity
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def in_own_process() -> bool:

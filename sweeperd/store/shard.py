@@ -173,6 +173,14 @@ def open_shards(settings: Settings) -> list[Shard]:
     ]
 
 
+def files_needed(settings: Settings) -> int:
+    """The most files that a daemon with these settings has open at the same time, sockets included."""
+    webhooks = settings.webhooks
+    # Each endpoint of a shard keeps a connection open between requests; the rest is the HTTP server's and Python's own.
+    of_shard = _connections(settings) + webhooks.concurrency + len(webhooks.endpoints)
+    return len(settings.all_shards) * of_shard + 200
+
+
 def _connections(settings: Settings) -> int:
     """
     How many threads may use one client: the senders, three threads of each endpoint and of a replay to it, and the

@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from sweeperd import __version__
 from sweeperd.cli import main
 from sweeperd.config import Settings
+from sweeperd.store.shard import files_needed
 from tests.support.harness import daemon, environment, eventually
 from tests.support.servers import Server, free_port
 
@@ -34,6 +35,14 @@ def values(unit: str, name: str) -> list[str]:
 
 def seconds(text: str) -> float:
     return float(text.removesuffix("s")) if text.endswith("s") else 60 * float(text.removesuffix("m"))
+
+
+@pytest.mark.parametrize("unit", ["sweeperd.service", "sweeperd-once.service"])
+def test_a_unit_may_open_enough_files(unit: str) -> None:
+    """For 1,000 endpoints, which is more than systemd's usual soft limit of 1,024 files allows."""
+    endpoints = [{"name": f"e{number}", "url": "https://example.com"} for number in range(1000)]
+    settings = Settings.model_validate({"webhooks": {"endpoints": endpoints, "concurrency": 1000}})
+    assert int(values(unit, "LimitNOFILE")[0]) > files_needed(settings)
 
 
 def test_the_limits_of_the_unit_leave_room_for_the_grace() -> None:

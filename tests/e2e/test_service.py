@@ -1,6 +1,7 @@
 """The daemon as a service, in real processes: new settings at SIGHUP, and the messages to the service manager."""
 
 import json
+import re
 import signal
 import threading
 import time
@@ -288,6 +289,14 @@ def test_the_http_port_moves_where_it_can(env: dict[str, str], config: Path, tmp
             running._port = second
             assert (reloads(running, "ok"), reloads(running, "refused")) == (1, 1)
             assert running.terminate() == 0
+
+
+def test_the_soft_limit_of_files_is_raised_to_the_hard_one(env: dict[str, str], config: Path, tmp_path: Path) -> None:
+    write(config)
+    wrapper = ["sh", "-c", 'ulimit -S -n 200 && ulimit -H -n 4096 && exec "$@"', "sh"]
+    with daemon(env, tmp_path, wrapper) as running:
+        limits = Path(f"/proc/{running.process.pid}/limits").read_text()
+    assert re.search(r"^Max open files +4096 +4096 ", limits, re.MULTILINE)
 
 
 def test_what_needs_a_restart_is_said(env: dict[str, str], config: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Checks of the endpoints: whether the hosts answer, and how long the certificates are valid."""
 
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -7,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from urllib.parse import urlsplit
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.config.types import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
+from sweeperd.store.shard import files_needed
 from sweeperd.text import rfc3339
 
 #: If a certificate expires within this time, the check warns, seconds.
@@ -17,6 +19,19 @@ SOON = 30 * 86_400
 
 #: How long the name server may take to answer, seconds.
 RESOLVE_LIMIT = 5.0
+
+
+def open_files(settings: Settings) -> CheckResult:
+    """Whether this process may open as many files as a daemon needs; a daemon raises its soft limit to the hard one."""
+    needed, (_, hard) = files_needed(settings), resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        return ok(f"up to {needed}, no limit")
+    if needed > hard:
+        return warning(
+            f"up to {needed}, the hard limit is {hard}: endpoints without a connection get nothing",
+            "raise the hard limit of the daemon: LimitNOFILE of the unit, or ulimit -Hn",
+        )
+    return ok(f"up to {needed} of {hard}")
 
 
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import resource
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from sweeperd.config import EndpointSettings, Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import Role, grants
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, worst
+from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, open_files, worst
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check.data import trials
@@ -74,6 +75,26 @@ def configured(client: redis.Redis, **options: Any) -> Iterator[None]:
     finally:
         for option, value in before.items():
             client.config_set(option.decode() if isinstance(option, bytes) else option, value)
+
+
+@pytest.mark.newest_redis
+@pytest.mark.parametrize(
+    ("endpoints", "limits", "level"),
+    [
+        (1, (64, 1024), OK),
+        (400, (64, 1024), WARNING),
+        (400, (64, 65536), OK),
+        (400, (1024, resource.RLIM_INFINITY), OK),
+    ],
+)
+def test_open_files(
+    endpoints: int, limits: tuple[int, int], level: CheckLevel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hard limit counts, because a daemon raises the soft one."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _number: limits)
+    named = [{"name": f"e{number}", "url": "https://example.com"} for number in range(endpoints)]
+    settings = settings_for("redis://127.0.0.1", webhooks={"endpoints": named, "concurrency": endpoints})
+    assert open_files(settings)[0] is level
 
 
 def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:
@@ -421,7 +442,8 @@ def test_the_command(cli: Cli, server: Server, client: redis.Redis) -> None:
     header, *rows = (line.split("\t") for line in done.stdout.splitlines())
     assert header == ["level", "where", "check", "says", "advice"]
     assert rows[0][:3] == ["ok", "configuration", "loads"]
-    assert [row[2] for row in rows[1:-1]] == list(module.CHECKS)
+    assert rows[1][1:3] == ["configuration", "open files"]
+    assert [row[2] for row in rows[2:-1]] == list(module.CHECKS)
     assert rows[-1][:3] == ["ok", "endpoint billing", "resolvable"]
     assert cli("check", env, "--strict").exit_code == 1
     assert cli("check", env, "--connect").exit_code == 1

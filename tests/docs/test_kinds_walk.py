@@ -81,7 +81,7 @@ def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redi
 
 
 def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None:
-    (_, script), (samples,) = blocks("lua"), blocks("json")
+    (*_, script), (samples,) = blocks("lua"), blocks("json")
     (tmp_path / "x.lua").write_text(script)
     (tmp_path / "samples.json").write_text(samples)
     kind = tomllib.loads(blocks("toml")[0])["kinds"][0]

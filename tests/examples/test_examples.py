@@ -1,8 +1,12 @@
-"""The examples: each is proved by the kit, and its writer and its sweep keep the books."""
+"""The examples: each is proved by the kit; its writer and its sweep keep the books, and the rules of docs/kinds.md."""
 
+import re
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import redis
@@ -11,7 +15,8 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
-from tests.support.harness import eventually
+from tests.docs.documents import ROOT
+from tests.support.harness import eventually, server_time
 from tests.support.kind_load import EXAMPLES, KINDS, writer_of
 from tests.support.servers import Server
 
@@ -112,3 +117,191 @@ def test_permits(server: Server, client: redis.Redis) -> None:
     assert permits.put_back("c2", "acme")
     assert not permits.put_back("c1", "acme")
     assert client.get("permits:free:acme") == b"5"
+
+
+# ---- the rules for writers
+
+DOC = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
+WAITING = DOC[DOC.index("## Waiting lists") : DOC.index("## A script")]
+
+
+class Offers:
+    """The waiting list of docs/kinds.md: its `offer.lua`."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._client: Any = client
+        (self._script,) = re.findall(r"^```lua\n(.*?)^```", WAITING, re.MULTILINE | re.DOTALL)
+
+    def offer(self, offer: str, for_ms: int) -> object:
+        keys = ["shows:hamlet", "waiting:hamlet", "offers:ttl", f"offers:{offer}"]
+        return self._client.eval(self._script, 4, *keys, offer, "hamlet", for_ms)
+
+
+@dataclass
+class Rules:
+    """How the rules are tried on one example. `service` is its writer, and each entry has the id `id`."""
+
+    service: Callable[[redis.Redis], Any]
+    #: Prepares the counters.
+    prepare: Callable[[redis.Redis, Any], object]
+    #: Makes an entry with this deadline, ms from now. The answer is true.
+    make: Callable[[Any, int], object]
+    #: Ways to end, to use or to renew it before its deadline.
+    later: dict[str, Callable[[Any], object]]
+    hash: str
+    #: What must be as before once the entry has expired.
+    books: Callable[[redis.Redis], object]
+    id: str = "a"
+
+
+RULES = {
+    "seat-holds": Rules(
+        lambda client: writer_of("seat-holds").Box(client),
+        lambda _, box: box.open("hamlet", 10),
+        lambda box, ms: box.hold("a", "hamlet", 2, "ada", ms),
+        {"buy": lambda box: box.buy("a", "hamlet"), "release": lambda box: box.release("a", "hamlet")},
+        "seats:hold:a",
+        lambda client: client.hgetall("seats:hamlet"),
+    ),
+    "permits": Rules(
+        lambda client: writer_of("permits").Permits(client),
+        lambda _, permits: permits.allow("acme", 10),
+        lambda permits, ms: permits.take("a", "acme", 2, ms),
+        {"put_back": lambda permits: permits.put_back("a", "acme")},
+        "permits:held:a",
+        lambda client: client.get("permits:free:acme"),
+    ),
+    "locks": Rules(
+        lambda client: writer_of("locks").Locks(client),
+        lambda *_: None,
+        lambda locks, ms: locks.take("disk", "w1", ms),
+        {"renew": lambda locks: locks.renew("disk", 1, 60_000), "release": lambda locks: locks.release("disk", 1)},
+        "locks:lease:disk:1",
+        lambda client: client.get("locks:owner:disk"),
+        "disk:1",
+    ),
+    "sessions": Rules(
+        lambda client: writer_of("sessions").Sessions(client),
+        lambda *_: None,
+        lambda sessions, ms: sessions.begin("a", "ada", ms),
+        {"use": lambda sessions: sessions.use("a")},
+        "sessions:a",
+        lambda client: client.smembers("users:ada:sessions"),
+    ),
+    "offers": Rules(
+        Offers,
+        lambda client, _: (client.hset("shows:hamlet", "free", 1), client.zadd("waiting:hamlet", {"ada": 1, "bob": 2})),
+        lambda offers, ms: offers.offer("a", ms),
+        {},
+        "offers:a",
+        lambda client: (client.hget("shows:hamlet", "free"), client.zcard("waiting:hamlet")),
+    ),
+}
+EACH_EXAMPLE = pytest.mark.parametrize("example", RULES)
+EACH_STEP = pytest.mark.parametrize(
+    ("example", "step"), [(name, step) for name, each in RULES.items() for step in each.later]
+)
+
+
+def config_of(example: str, directory: Path) -> Path:
+    """The settings file of an example."""
+    if example != "offers":
+        return EXAMPLES / example / "config.toml"
+    (settings,) = re.findall(r"^```toml\n(.*?)^```", WAITING, re.MULTILINE | re.DOTALL)
+    (path := directory / "config.toml").write_text(f"[reservations]\nenabled = false\n{settings}")
+    return path
+
+
+def contents(client: redis.Redis) -> dict[object, object]:
+    """Every key, its value and its TTL."""
+    return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.keys("*")}
+
+
+def prepared(example: str, client: redis.Redis) -> Any:
+    service = RULES[example].service(client)
+    RULES[example].prepare(client, service)
+    return service
+
+
+def past_deadline(client: redis.Redis) -> None:
+    """Wait until the deadline of every entry has passed."""
+    (index,) = client.keys("*:ttl")
+    ((_, deadline),) = cast(Any, client.zrange(index, -1, -1, withscores=True))
+    eventually(lambda: server_time(client) > deadline)
+
+
+@EACH_EXAMPLE
+def test_the_same_request_again_changes_nothing(
+    example: str, server: Server, client: redis.Redis, tmp_path: Path
+) -> None:
+    rules, service = RULES[example], prepared(example, client)
+    before = rules.books(client)
+    first = rules.make(service, 100)
+    assert first
+    after = contents(client)
+    assert rules.make(service, 100) == first
+    assert contents(client) == after
+    past_deadline(client)
+    assert not rules.make(service, 100), "its deadline has passed"
+    assert contents(client) == after
+    report = run_once(load(config_of(example, tmp_path), {"SWEEPERD_REDIS__URL": server.url}), threading.Event())
+    assert report.counts["expired"] == 1  # type: ignore[index]
+    assert rules.books(client) == before, "everything is back, once"
+
+
+@EACH_STEP
+def test_after_the_deadline_only_the_sweep_ends_it(
+    example: str, step: str, server: Server, client: redis.Redis
+) -> None:
+    rules, service = RULES[example], prepared(example, client)
+    assert rules.make(service, 1)
+    past_deadline(client)
+    late = contents(client)
+    assert not rules.later[step](service)
+    assert contents(client) == late
+    assert sweep(example, server).counts["expired"] == 1  # type: ignore[index]
+    assert not rules.later[step](service)
+
+
+@EACH_STEP
+def test_only_an_ended_hash_has_a_ttl(example: str, step: str, client: redis.Redis) -> None:
+    rules, service = RULES[example], prepared(example, client)
+    assert rules.make(service, 60_000)
+    assert client.ttl(rules.hash) == -1
+    assert rules.later[step](service)
+    (index,) = client.keys("*:ttl") or [b"none"]
+    if client.zscore(index, rules.id) is None:
+        assert client.ttl(rules.hash) != -1, "it would stay forever"
+    else:
+        assert client.ttl(rules.hash) == -1
+
+
+@EACH_EXAMPLE
+def test_an_active_hash_has_no_ttl(example: str, client: redis.Redis) -> None:
+    assert RULES[example].make(prepared(example, client), 60_000)
+    assert client.ttl(RULES[example].hash) == -1
+
+
+@EACH_EXAMPLE
+def test_what_is_held_in_a_hash_is_declared_as_a_sum(example: str, tmp_path: Path) -> None:
+    (kind,) = load(config_of(example, tmp_path), {}).kinds
+    writes = [re.match(r"HINCRBY (\S+) (\S+) -", str(template)) for template in kind.give_back]
+    held = {(write[1], write[2]) for write in writes if write}
+    assert {(each.key, each.field) for each in kind.sums} == held
+
+
+def test_a_renewed_lock_is_held_longer(client: redis.Redis) -> None:
+    locks = writer_of("locks").Locks(client)
+    assert locks.take("disk", "w1", 30_000) == 1
+    before: Any = client.zscore("locks:ttl", "disk:1")
+    assert locks.renew("disk", 1, 60_000)
+    after: Any = client.zscore("locks:ttl", "disk:1")
+    assert client.hget("locks:lease:disk:1", "until") == b"%d" % after
+    assert after > before
+
+
+def test_the_document_shows_the_writer_word_for_word() -> None:
+    writer = writer_of("seat-holds")
+    assert {writer.HOLD, writer.END} <= {
+        f"\n{script}" for script in re.findall(r"^```lua\n(.*?)^```", DOC, re.M | re.S)
+    }

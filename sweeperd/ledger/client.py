@@ -17,6 +17,7 @@ from sweeperd.ledger import models
 from sweeperd.ledger.errors import MissingRight, RedisFull
 from sweeperd.ledger.models import Name
 from sweeperd.ledger.requests import SCRIPTS, Request, Requests
+from sweeperd.store.connect import sentinels_of
 from sweeperd.store.errors import describe, is_demoted, is_full, is_refused
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -204,7 +205,8 @@ class AsyncLedger(_Client):
 
     async def close(self) -> None:
         """Close the connections to Redis."""
-        await self._client.aclose()
+        for client in (self._client, *sentinels_of(self._client)):
+            await client.aclose()
 
     async def __aenter__(self) -> Self:
         return self

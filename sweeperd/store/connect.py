@@ -115,6 +115,12 @@ def connect_async(
     return AsyncRedis.from_pool(_AsyncPool.from_url(url, **ours))
 
 
+def sentinels_of(client: "redis.Redis | AsyncRedis") -> list[Any]:
+    """The clients of the sentinels that this client asks for the primary; the client does not close them."""
+    manager = getattr(client.connection_pool, "sentinel_manager", None)
+    return [] if manager is None else list(manager.sentinels)
+
+
 def _entered(connection: Any) -> Any:
     """Note on a connection from the pool which exception its user is handling already."""
     connection.handled_before = id(sys.exc_info()[1])

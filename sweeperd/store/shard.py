@@ -12,7 +12,7 @@ import redis.asyncio
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
 from sweeperd.errors import RedisUnavailable
-from sweeperd.store.connect import client_options, connect, connect_async, interruptible
+from sweeperd.store.connect import client_options, connect, connect_async, interruptible, sentinels_of
 from sweeperd.store.errors import describe, is_demoted, is_refused, is_server_trouble
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
@@ -162,7 +162,8 @@ class Shard:
 
     def close(self) -> None:
         """Close every connection."""
-        self.client.close()
+        for client in (self.client, *sentinels_of(self.client)):
+            client.close()
 
 
 def open_shards(settings: Settings) -> list[Shard]:

@@ -27,6 +27,8 @@ class Blocking:
         return lambda *args, **kwargs: self._wait(getattr(self._ledger, name)(*args, **kwargs))
 
     def close(self) -> None:
+        if self._loop.is_closed():
+            return
         self._wait(self._ledger.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

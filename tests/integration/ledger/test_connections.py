@@ -24,11 +24,11 @@ def connect(request: pytest.FixtureRequest) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def connect(url: str) -> Ledger:
-            made = Ledger.from_url(url)
-            if request.param == "AsyncLedger":
-                made.close()
-                made = blocking(lambda: AsyncLedger.from_url(url))
-            return stack.enter_context(contextlib.closing(made))
+            if request.param == "Ledger":
+                return stack.enter_context(contextlib.closing(Ledger.from_url(url)))
+            made = blocking(lambda: AsyncLedger.from_url(url))
+            stack.callback(made.close)
+            return made
 
         yield connect
 
@@ -99,6 +99,10 @@ def test_a_sentinel_that_refuses_is_passed_over(own_server: Server, redis_binary
         ledger = connect(f"redis+sentinel://{hosts}/{SERVICE}/0?sentinel_password=s3ntinel%25")
         with pytest.raises(NoBudget):
             ledger.budget("s", "TOKENS")
+        with sentinel.client() as client, redis.Redis.from_url(own_server.url) as admin:
+            assert (ours(client), ours(admin)) == (1, 1)
+            ledger.close()
+            eventually(lambda: (ours(client), ours(admin)) == (0, 0))
 
 
 def test_no_sentinel_knows_the_primary(redis_binary: Binary, connect: Connect) -> None:

@@ -5,6 +5,7 @@
 
 -- @include amounts
 -- @include rights
+-- @include whole
 
 local budgets = {}
 do

@@ -1,5 +1,7 @@
 -- Writes the event of an expired reservation, for expire.lua and settle.lua.
 
+-- @include clock
+
 -- add_expiry(index, stream, id, tenant, ..., trace_id, more words) removes the id from the index and adds the event to
 -- the stream. It is the first write of its script, and the only one that may still fail: no check can vouch for XADD,
 -- because the stream's last id may be the greatest there is. Returns the event's id; or nil and the error, with

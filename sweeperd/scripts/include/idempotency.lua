@@ -27,15 +27,15 @@ do
     return {'ok', string.sub(record, #head + 1)}
   end
 
-  -- The reply to a new request, and the words of the SET: the answer is kept for a day, or for lifetime in ms if the
-  -- lifetime is longer. Nil and the error if the user has no right to SET. Nothing is written.
-  function idempotency.prepare(key, request_hash, answer, lifetime)
+  -- The reply to a new request, and the words of the SET: the answer is kept for a day, or for least ms if that is
+  -- longer. Nil and the error if the user has no right to SET. Nothing is written.
+  function idempotency.prepare(key, request_hash, answer, least)
     local refusal = no_right('SET', key)
     if refusal then
       return nil, refusal
     end
     local text = json.encode(answer)
     return {'ok', text},
-      {'SET', key, request_hash .. '\n' .. text, 'PX', string.format('%d', math.max(DAY, lifetime))}
+      {'SET', key, request_hash .. '\n' .. text, 'PX', string.format('%d', math.max(DAY, least))}
   end
 end

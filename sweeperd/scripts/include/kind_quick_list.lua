@@ -2,6 +2,7 @@
 
 -- @include kind_quick
 -- @include kind_sandbox
+-- @include whole
 
 local kind_quick_list
 do

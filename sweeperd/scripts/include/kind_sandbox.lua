@@ -94,7 +94,7 @@ do
 
   local function moment(ms, now, latest)
     if type(ms) ~= 'number' or ms ~= math.floor(ms) or ms <= now or ms > MAX_TIME or (latest and ms > latest) then
-      garbage('no whole time in ms between now and its limit: ' .. shown(ms))
+      garbage('no time in ms between now and its limit: ' .. shown(ms))
     end
     return format('%.0f', ms)
   end

@@ -15,12 +15,12 @@
 
 -- @include clock
 -- @include deadline
--- @include amounts
 -- @include budgets
 -- @include idempotency
 -- @include rights
 -- @include scopes
 -- @include tenants
+-- @include whole
 
 local reservations = {}
 do

@@ -16,6 +16,7 @@
 
 -- @include amounts
 -- @include rights
+-- @include whole
 
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then
   return 'LEASE_LOST'

@@ -165,9 +165,9 @@ def one_scope_left() -> None:
 def event_twice() -> None:
     in_script(
         "sweep/expire",
-        "local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1],",
+        "local added, problem = add_expiry(",
         "call('XADD', KEYS[3], '*', 'id', ARGV[1], 'tenant', tenant or '', 'expired_at', now_text)\n"
-        "local added = attempt('XADD', KEYS[3], '*', 'id', ARGV[1],",
+        "local added, problem = add_expiry(",
     )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sweeperd.config import Settings
+from sweeperd.progress import pause
 from sweeperd.store.shard import Shard
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ class Interpreter:
     def _turn(self, turns: _Turns, stop: threading.Event, waits: "Counter") -> Iterator[None]:
         if begins := self._book(turns):
             waits.inc()
-            while self.sweeping and (left := begins - self._clock()) > 0 and not stop.wait(min(left, LOOK_EVERY)):
+            while self.sweeping and (left := begins - self._clock()) > 0 and not pause(stop, min(left, LOOK_EVERY)):
                 pass
         began = self._cpu_time()
         try:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sweeperd import progress
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Rarely
@@ -85,10 +86,12 @@ class Acknowledger:
     def run(self) -> None:
         """Settle until `end` is called and nothing waits."""
         while True:
+            progress.rest()
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._ended)
                 self._changed.wait_for(self._enough, self._lane.timing.gather_settlements)
                 settlements, self._waiting, last = self._waiting, [], self._ended
+            progress.step()
             if settlements:
                 self._settle(settlements, last=last)
             elif last:

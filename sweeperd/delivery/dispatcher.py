@@ -39,10 +39,14 @@ from sweeperd.outbox import (
     read_backlog,
 )
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, ReplaySubscription, end_cancelled
+from sweeperd.progress import Progress, working
 from sweeperd.store import Shard, streams
 from sweeperd.store.lease import process_name
 
 log = logging.getLogger(__name__)
+
+#: How long a reader or an acknowledger may take beyond the time of a command of Redis, seconds.
+STUCK = 60.0
 
 
 class EndpointDelivery:
@@ -60,6 +64,8 @@ class EndpointDelivery:
         self._until_idle = until_idle
         self._name = f"{lane.shard.name}-{lane.group}"
         self._senders: list[threading.Thread] = []
+        #: Of the reader and of the acknowledger, by their work.
+        self._progress: dict[str, Progress] = {}
         self._acknowledging = self._thread("acknowledge", self._acknowledger.run)
         self._reading = self._thread("deliver", self._read)
         self._grow(lane.senders)
@@ -78,6 +84,13 @@ class EndpointDelivery:
     def complete(self) -> bool:
         """Whether the reader and all other started threads run."""
         return self.reads and all(thread.is_alive() for thread in self.threads if thread.ident is not None)
+
+    @property
+    def stuck(self) -> list[str]:
+        """The threads that hang, in words."""
+        longest = STUCK + self.lane.shard.patience
+        silent = [work for work, progress in self._progress.items() if progress.silent_for > longest]
+        return [f"{work} thread of {self.name}" for work in silent + ["send"] * bool(self.lane.beats.hanging)]
 
     def prepare(self) -> None:
         """If the group is missing, make the group. Raises redis.RedisError."""
@@ -132,10 +145,15 @@ class EndpointDelivery:
         self.lane.in_flight.wake()
 
     def _thread(self, work: str, target: Callable[[], None], number: str = "") -> threading.Thread:
+        progress = Progress()
+        if work != "send":  # each sender has its own work, batch by batch
+            self._progress[work] = progress
+
         def run() -> None:
             if self.lane.limits.events > 1:  # a single event waits for the thread, a batch can wait for a core
                 never_preempt()
-            target()
+            with working(progress):
+                target()
 
         return threading.Thread(target=run, name=f"{work}-{self._name}{number}", daemon=True)
 
@@ -449,6 +467,11 @@ class Dispatcher:
     def complete(self) -> bool:
         """Whether every thread of the endpoints runs."""
         return all(endpoint.complete for endpoint in self.endpoints)
+
+    @property
+    def stuck(self) -> list[str]:
+        """The threads of endpoints and replays that hang, in words."""
+        return [thread for delivery in (*self.endpoints, *self._replays.deliveries) for thread in delivery.stuck]
 
     def maintain(self) -> None:
         """

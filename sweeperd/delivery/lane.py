@@ -17,6 +17,7 @@ import redis
 
 from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.delivery.beats import Beats
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.http import DeliveryResult
 from sweeperd.metrics import Metrics
@@ -292,6 +293,16 @@ class BatchQueue:
             self._most_requests = requests
             self._changed.notify_all()
 
+    @property
+    def free(self) -> int:
+        """How many more requests may be in flight."""
+        return self._most_requests - self._requests
+
+    def ids(self) -> set[bytes]:
+        """The ids of the queued events."""
+        with self._changed:
+            return {entry.id for entry in self._waiting} | {each.id for batch in self._single for each in batch.entries}
+
     def close(self) -> None:
         """No event follows: when the queue is empty, `take` returns None."""
         with self._changed:
@@ -354,6 +365,7 @@ class Lane:
     turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     brake: Brake = field(default_factory=lambda: Brake(0.0))
     timing: Timing = USUAL
+    beats: Beats = field(default_factory=Beats)
     # A round trip to Redis costs half as much as a request, so each carries many events.
     #: The acknowledger writes when so many settlements have gathered.
     settled_together: int = 1
@@ -425,6 +437,16 @@ class Lane:
     def group(self) -> str:
         """The consumer group of the endpoint, or of the replay."""
         return self.subscription.group
+
+    def moving(self) -> list[bytes]:
+        """
+        The ids of the events in hand that this process will settle: those queued while a sender beats, and those taken
+        by a sender that does not hang. Another process may take over the others.
+        """
+        hanging = {entry.id for work in self.beats.hanging for entry in work.entries}
+        if not self.beats.moves(self.batches.free):
+            hanging |= self.batches.ids()
+        return [entry for entry in self.in_flight.ids() if entry not in hanging]
 
     def obey(self, retry_after: float | None) -> None:
         """If the receiver asks for a pause, seconds, send nothing for so long; `EndpointStateCache.save` follows."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import redis
 
+from sweeperd import progress
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
@@ -247,6 +248,7 @@ class Consumer:
         timing = self._lane.timing
         dead_until: float | None = None
         while not self._lane.stop.is_set():
+            progress.step()
             try:
                 with self._lane.shard.reaching():
                     busy = len(self._lane.in_flight)
@@ -291,11 +293,11 @@ class Consumer:
             self._lane.stop.set()
 
     def heartbeat(self) -> None:
-        """When due, name the events in hand, so no other process takes them. Raises redis.RedisError."""
+        """When due, name the events in hand that move, so no other process takes them. Raises redis.RedisError."""
         now = self._lane.timing.clock()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lane.timing.heartbeat_every
-            self._lane.outbox.heartbeat(self._lane.group, self._lane.in_flight.ids())
+            self._lane.outbox.heartbeat(self._lane.group, self._lane.moving())
 
     def _step(self, *, block: bool) -> bool:
         """Take the events to deliver now, up to the capacity. Returns whether there was anything to do."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import redis
 
+from sweeperd import progress
 from sweeperd.config import CyclesSettings
 from sweeperd.delivery.acknowledger import Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
@@ -303,6 +304,7 @@ class Relay(Sender):
             if self._held_back(probe):
                 return [*settlements, Settlement(Disposition.RELEASE, left)]
             started = time.monotonic()
+            progress.allow(self._lane.shard.patience)
             try:
                 with self._lane.shard.reaching():
                     done = self._records.write(left)

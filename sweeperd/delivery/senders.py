@@ -7,6 +7,7 @@ from typing import Protocol
 
 import redis
 
+from sweeperd import progress
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Batch, Lane
@@ -44,12 +45,15 @@ class Sender(abc.ABC):
 
     def run(self, acknowledger: Acknowledger) -> None:
         """The work of each sending thread: take a batch, wait for a turn, send, pass the settlements on."""
-        while batch := self._lane.batches.take():
-            with self._lane.turn():
-                settlements = self.send(batch)
-            for settlement in settlements:
-                acknowledger.add(settlement)
-            self._lane.batches.done()
+        with self._lane.beats.work() as work:
+            while batch := self._lane.batches.take():
+                work.begin(batch.entries)
+                with self._lane.turn():
+                    settlements = self.send(batch)
+                for settlement in settlements:
+                    acknowledger.add(settlement)
+                work.end()
+                self._lane.batches.done()
 
     def send(self, batch: Batch) -> list[Settlement]:
         """Send a batch, with quick retries. Returns the settlements of the batch's events."""
@@ -88,6 +92,7 @@ class Sender(abc.ABC):
 
     def _publish(self) -> None:
         """Publish state and circuit for other replicas and operators. If the write fails, the reader retries."""
+        progress.allow(self._lane.shard.patience)
         try:
             with self._lane.shard.reaching():
                 self._lane.state.save()

@@ -27,7 +27,7 @@ import urllib3
 import urllib3.exceptions
 from prometheus_client import Counter
 
-from sweeperd import __version__, tracing
+from sweeperd import __version__, progress, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE, PUBLIC, ed25519_pair, hmac_key
 from sweeperd.context import USUAL, Timing
@@ -160,6 +160,7 @@ class RateLimit:
         """Wait for a token, the right to send one request. False: the stop came first."""
         waited = False
         while not stop.is_set():
+            progress.allow(self._shard.patience)  # another sender may be asking Redis
             with self._lock:
                 wait = self._try()
             if not wait:
@@ -167,7 +168,7 @@ class RateLimit:
             if not waited:
                 self._waits.inc()
                 waited = True
-            stop.wait(wait)
+            progress.pause(stop, wait)
         return False
 
     def _try(self) -> float:
@@ -250,6 +251,8 @@ class WebhookClient:
             "User-Agent": f"sweeperd/{__version__}"
         }
         self._masker = Masker(endpoint)
+        #: Of one exchange, seconds.
+        self._time_limit = connect_timeout + timeout
         self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
     def deliver(
@@ -278,7 +281,7 @@ class WebhookClient:
             wait=self._wait,
             retry=tenacity.retry_if_result(self._retryable),
             retry_error_callback=_last_result,
-            sleep=tenacity.sleep_using_event(self._stop),
+            sleep=self._sleep,
         )
         earlier: list[DeliveryResult] = []
         for attempt in retrying:
@@ -310,6 +313,7 @@ class WebhookClient:
         headers, body = self._headers(webhook, timestamp, span.traceparent), b""
         answered: Mapping[str, str] = {}
         started = time.monotonic()
+        progress.allow(self._time_limit)
         try:
             request = self._transport.request(headers, webhook.body)
             headers = dict(request.headers)
@@ -322,6 +326,7 @@ class WebhookClient:
             seconds = time.monotonic() - started
             mask_answer = functools.partial(self._masker.answer, body, headers, answered)
             result = judge(response.status, response.headers, self._clock.now_ms(), seconds, mask_answer)
+        progress.step()
         self._observe(result)
         span.event("attempt", {"result": result.reason, "seconds": result.seconds})
         return Exchange(result, headers, answered, body)
@@ -332,6 +337,9 @@ class WebhookClient:
         if webhook.trace_id:
             headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
+
+    def _sleep(self, seconds: float) -> None:
+        progress.pause(self._stop, seconds)
 
     def _wait(self, retry_state: tenacity.RetryCallState) -> float:
         """Seconds: exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""

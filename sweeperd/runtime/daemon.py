@@ -49,6 +49,7 @@ class ShardRunner:
         self._stop = stop
         self._role = role
         self._timing = context.timing
+        self._patience = _patience(settings)
         #: A separate client, so that the sweep waits for no connection of a delivery.
         self._sweep_shard = shard.twin()
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
@@ -130,11 +131,16 @@ class ShardRunner:
     @property
     def health(self) -> list[str]:
         """The threads of this shard that are stuck or have died, as a sentence each."""
+        hanging = [f"the sweep of {sweep.name} on {self.name} is stuck" for sweep in self._sweeps if sweep.hangs]
         problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
+        problems = list(dict.fromkeys([*hanging, *problems]))
         if self._role.delivers and not self._stop.is_set() and not self.delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
+        problems += [f"the {thread} on {self.name} is stuck" for thread in self.delivery.stuck]
         if self.lookout and self.lookout.has_died and not self._stop.is_set():
             problems.append(f"the thread that looks for deadlines of {self.name} has died")
+        if self.lookout and self.lookout.progress.silent_for > self._patience:
+            problems.append(f"the thread that looks for deadlines of {self.name} is stuck")
         return problems
 
     def end(self, deadline: float) -> bool:
@@ -160,7 +166,7 @@ class ShardRunner:
                     f"sweep of {sweep.name} on {self.name}", functools.partial(self._sweep, sweep), interval, longest
                 )
         if self._cycles_lease:
-            yield self._waiting("cycles lease", self._cycles_lease.hold, RETRY_EVERY, patience, "the lease of Cycles")
+            yield self._waiting("cycles lease", self._hold_cycles_lease, RETRY_EVERY, patience, "the lease of Cycles")
         maintain_every = min(self._timing.maintain_every, 3 * interval)
         if self._role.delivers:
             yield self._waiting("maintenance", self._maintain, maintain_every, patience)
@@ -189,6 +195,11 @@ class ShardRunner:
                 outage.end()
 
         return PeriodicTask(f"{name} of {self.name}", run, interval, longest)
+
+    def _hold_cycles_lease(self) -> None:
+        """A sweep that hangs does not keep the services of Cycles from their own."""
+        if self._cycles_lease and not any(sweep.hangs for sweep in self._sweeps if sweep.cycles_lease):
+            self._cycles_lease.hold()
 
     def _sweep(self, sweep: KindSweep) -> None:
         if self._stop.is_set():
@@ -221,7 +232,8 @@ class ShardRunner:
 
     def _read_status(self) -> None:
         if not self._stop.is_set():
-            self._announcer.update()
+            if not self.health:  # a process that hangs does no work that another could rely on
+                self._announcer.update()
             self.status_history.update()
             self._actions.update()
 

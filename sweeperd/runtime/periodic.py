@@ -14,6 +14,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from apscheduler.triggers.interval import IntervalTrigger
 from hiredis import pack_command
 
+from sweeperd.progress import Progress
 from sweeperd.runtime.sweeps import NEWS, OTHERS, Watch
 from sweeperd.store.connect import ClusterClient
 from sweeperd.store.scripts import Command, run_commands
@@ -189,6 +190,7 @@ class Lookout:
         self._stop = stop
         self._watched = watched
         self._connection: Any = None
+        self.progress = Progress()
         self.thread = threading.Thread(target=self._run, name=f"lookout-{shard.name}", daemon=True)
 
     @property
@@ -204,6 +206,7 @@ class Lookout:
 
     def _run(self) -> None:
         while not self._stop.wait(self._pause()):
+            self.progress.step()
             try:
                 self._look()
             except Exception as error:
@@ -212,6 +215,7 @@ class Lookout:
                     log.exception("the look for deadlines failed", extra={"shard": self._shard.name})
                 for watch, _ in self._watched:
                     watch.look_at = time.monotonic() + OTHERS
+        self.progress.rest()
         self._disconnect()
 
     def _pause(self) -> float:

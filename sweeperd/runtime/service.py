@@ -19,6 +19,7 @@ from sweeperd.config import Settings
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
+from sweeperd.progress import Progress
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.last_resort import LastResort
 from sweeperd.runtime.process import Role
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Between two rounds of health checks and messages to the service manager, seconds.
 CHECK_EVERY = 1.0
+#: A main thread that does not check for so long hangs, seconds: to read the settings takes far less.
+LONGEST_SILENCE = 30.0
 #: Between two looks at the files of secrets, seconds.
 LOOK_EVERY = 5.0
 #: So much of `shutdown_grace`, and no more than so many seconds, may the last lines of the log take.
@@ -167,6 +170,8 @@ class Service:
         #: When to look at the files of secrets again (monotonic), and what the last look found.
         self._look_at = 0.0
         self._stamps = _stamps(settings)
+        #: Of the main thread.
+        self._progress = Progress()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, reload_wanted: Callable[[], bool] = lambda: False) -> bool:
@@ -204,16 +209,21 @@ class Service:
         )
         self._notifier.ready(self._status())
         while not self._ending:
+            self._progress.step()
             self._check()
             self._clear_up()
             self._wait(min(CHECK_EVERY, (self._notifier.watchdog_limit or math.inf) / 8))
             if not self._ending and not self._finishing and (self._reload_wanted or self._secrets_changed()):
                 self._reload()
+        self._progress.rest()
         log.info("stopping", extra={"signal": self._ending.name})
 
     def health(self) -> tuple[bool, str]:
         """Whether the process is well, and the problems."""
-        return self._daemon.health()
+        well, problems = self._daemon.health()
+        if self._progress.silent_for > LONGEST_SILENCE:
+            return False, "the main thread is stuck" if well else f"the main thread is stuck, {problems}"
+        return well, problems
 
     def readiness(self) -> tuple[bool, str]:
         """Whether the process is ready, and the shards that are not."""
@@ -272,6 +282,7 @@ class Service:
 
     def _feed(self) -> None:
         """Ping the systemd watchdog only while healthy, so that a daemon that hangs is restarted."""
+        self._progress.step()
         well, _ = self.health()
         if well:
             self._notifier.alive()

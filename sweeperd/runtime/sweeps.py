@@ -17,6 +17,7 @@ from sweeperd.config import EXPIRY_SPIKE, SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.progress import Progress, working
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import CYCLES_TOKEN, Lease, process_name
 from sweeperd.store.scripts import Call, Command, Script, micros_of, server_clock
@@ -40,6 +41,8 @@ LEASE_PATIENCE = 4
 OTHERS = 1.0
 #: Between two readings of the note, and of the clock by the process that leads, seconds.
 NEWS = 5.0
+#: A process that leads and hangs is replaced within so many TTLs of the lease.
+REPLACED = 1.5
 #: How long the leading process has for an overdue entry before another process acts, ms.
 LEADS_WITHIN = 200
 #: How long the leading process keeps the lease of the sweep after a tick. If the process dies, the lease runs out.
@@ -357,6 +360,10 @@ class KindSweep:
     ) -> None:
         settings, shard = context.settings, context.shard
         self.name = kind.name
+        #: Of the run that is under way.
+        self.progress = Progress()
+        #: A run that makes no progress for so long hangs, seconds: another process has replaced it by then.
+        self._longest_silence = REPLACED * settings.sweep.lease_ttl.total_seconds() + shard.patience
         self.telemetry = SweepTelemetry(context.metrics, shard.name, kind)
         #: Whether the lease is kept between two ticks. With a short interval the replicas take turns.
         self._lingers = looks and settings.sweep.interval > LINGER
@@ -365,7 +372,8 @@ class KindSweep:
         self._shard = shard
         self._kind = kind
         self._interpreter = context.interpreter
-        self._cycles_lease = cycles_lease if kind.cycles else None
+        #: The lease of the Cycles services, if the sweep needs it.
+        self.cycles_lease = cycles_lease if kind.cycles else None
         #: Why the kind is not swept any more; empty while the kind is swept.
         self._broken = ""
         #: How many connections the shard had opened when the kind was checked.
@@ -381,7 +389,7 @@ class KindSweep:
         self.watch = self._watch(settings.sweep) if looks else None
 
     def _watch(self, settings: SweepSettings) -> Watch:
-        lease, sweeper = self._cycles_lease, self._sweeper
+        lease, sweeper = self.cycles_lease, self._sweeper
         return Watch(
             self._shard,
             self._kind,
@@ -401,17 +409,26 @@ class KindSweep:
         """Take over the lease of the daemon before a reload."""
         self.lease.adopt(before.lease)
 
+    @property
+    def hangs(self) -> bool:
+        """Whether the run that is under way makes no progress."""
+        return self.progress.silent_for > self._longest_silence
+
     def run(self, paged: Callable[[], None] = lambda: None) -> str:
         """
         One tick under the lease, or none if another replica has the lease and sweeps. `paged`: see `Sweeper.tick`.
         Returns why the tick failed, or "". Raises KindRefused if the kind cannot be swept on this server, or its script
         is broken.
         """
+        with working(self.progress):
+            return self._run(paged)
+
+    def _run(self, paged: Callable[[], None]) -> str:
         self.telemetry.begun()
         seen_ms, leave_ms, briefly = self.watch.begin() if self.watch else (None, 0, False)
         if self._broken:
             raise KindRefused(self._broken)
-        if self._cycles_lease and not self._cycles_lease.permits():
+        if self.cycles_lease and not self.cycles_lease.permits():
             self.telemetry.stood_by()
             return ""
         with self._shard.reaching():

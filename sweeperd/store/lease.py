@@ -1,6 +1,9 @@
 """
 Leases: which of several processes does a job now, and the name of this process in them. A lease saves work. Correctness
 rests on the lease only if the script that writes compares the lease's token.
+
+A lease vouches for a job that moves: it ends `ttl` after the last progress of the job, so a process that hangs is
+replaced.
 """
 
 import contextlib
@@ -18,6 +21,7 @@ from datetime import timedelta
 import redis
 
 from sweeperd.config.types import milliseconds
+from sweeperd.progress import Progress, working
 from sweeperd.store.errors import is_full, is_wrong_type
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -55,8 +59,8 @@ def holder(shard: Shard, job: str) -> str:
 
 class Lease:
     """
-    `sweeperd:lease:<job>`: held and renewed while the job runs, released when the job ends. If a holder dies, another
-    process can take the lease when `ttl` is over.
+    `sweeperd:lease:<job>`: held and renewed while the job runs and makes progress, released when the job ends. If a
+    holder dies or hangs, another process can take the lease when `ttl` is over.
 
     With `linger` a job that is done again and again may keep the lease in between: after `leave_to_lapse` the end of
     the job does not release the lease, and if the job does not begin anew within `linger`, the lease runs out.
@@ -159,8 +163,8 @@ class Lease:
     @contextlib.contextmanager
     def kept(self) -> Iterator[threading.Event]:
         """
-        Renew the acquired lease while the block lasts, and then release the lease. Yields an event, set once the lease
-        is lost.
+        Renew the acquired lease while the block lasts and makes progress, and then release the lease. Yields an event,
+        set once the lease is lost.
 
         A separate thread renews, so that the lease lasts however long a round trip of the job takes.
         """
@@ -169,40 +173,50 @@ class Lease:
         if not self._owned:
             yield lost  # if Redis is full, there is nothing to keep, and nothing to lose
             return
-        renewals = threading.Thread(target=self._keep, args=(lost, ended), name=self._name, daemon=True)
-        try:
-            renewals.start()
-        except RuntimeError:
-            # The system gives no more threads. Another replica may have some.
-            with contextlib.suppress(redis.RedisError):
-                self.release()
-            raise
-        try:
-            yield lost
-        finally:
-            ended.set()
-            renewals.join(LAST_RENEWAL)
-            self._left = self._left and not lost.is_set()
-            # If the lease cannot be given back, it runs out by itself.
-            with contextlib.suppress(redis.RedisError):
-                if not lost.is_set() and not self._let_go():
-                    self._on_lost()
+        with working() as job:
+            renewals = threading.Thread(target=self._keep, args=(job, lost, ended), name=self._name, daemon=True)
+            try:
+                renewals.start()
+            except RuntimeError:
+                # The system gives no more threads. Another replica may have some.
+                with contextlib.suppress(redis.RedisError):
+                    self.release()
+                raise
+            try:
+                yield lost
+            finally:
+                self._end(renewals, lost, ended)
 
     def release(self) -> bool:
         """Let go of the lease. Returns True if the lease was still held. Raises redis.RedisError."""
         return bool(self._release.run(self._client, Call([self._key], [self._token])))
 
-    def _keep(self, lost: threading.Event, ended: threading.Event) -> None:
+    def _end(self, renewals: threading.Thread, lost: threading.Event, ended: threading.Event) -> None:
+        """The job has ended."""
+        ended.set()
+        renewals.join(LAST_RENEWAL)
+        self._left = self._left and not lost.is_set()
+        # If the lease cannot be given back, it runs out by itself.
+        with contextlib.suppress(redis.RedisError):
+            if not lost.is_set() and not self._let_go():
+                self._on_lost()
+
+    def _keep(self, job: Progress, lost: threading.Event, ended: threading.Event) -> None:
         brief = self._lingers_from > -math.inf
         wait = self._linger_ms / 3000 if brief else self._ttl / 3
+        vouched = -math.inf
         while not ended.wait(wait):
+            wait = self._ttl / 10  # there is time for a few more tries
+            moved_at = job.moved_at
+            if moved_at == vouched:
+                continue  # the job hangs
+            left_ms = max(1, int(self._ttl_ms - 1000 * (time.monotonic() - moved_at)))
             try:
                 # If the brief lease has run out by now, this process takes it again, unless another was faster.
-                kept = self._extend(self._ttl_ms) or (brief and self._take(self._ttl_ms))
+                kept = self._extend(left_ms) or (brief and self._take(left_ms))
             except redis.RedisError:
-                wait = self._ttl / 10  # there is time for a few more tries
                 continue
-            brief, self._lingers_from, wait = False, -math.inf, self._ttl / 3
+            vouched, brief, self._lingers_from, wait = moved_at, False, -math.inf, self._ttl / 3
             # If an answer comes after the end, it may be about a released lease.
             if not kept and not ended.is_set():
                 lost.set()

@@ -13,6 +13,7 @@ import redis
 from hiredis import pack_command
 from redis.exceptions import NoScriptError
 
+from sweeperd import progress
 from sweeperd.store.connect import TIME_SCRIPT, ClusterClient
 
 #: A line in place of the text of another file: `-- @include clock` is `include/clock.lua`.
@@ -139,9 +140,15 @@ def evaluate(
     redis.RedisError.
     """
     beside = [around] if around else []
+    progress.allow(_longest_reply(client))
     return run_commands(
         client, [*beside, *((command, script, len(call.keys), *call.keys, *call.args) for call in calls), *beside]
     )
+
+
+def _longest_reply(client: "redis.Redis") -> float:
+    """How long the client waits for a reply, seconds: so long a script in Redis is progress."""
+    return client.connection_pool.connection_kwargs.get("socket_timeout") or 0.0
 
 
 def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any]:
@@ -152,7 +159,9 @@ def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any
     pipeline: Any = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)
-    return list(pipeline.execute(raise_on_error=False))
+    replies = list(pipeline.execute(raise_on_error=False))
+    progress.step()
+    return replies
 
 
 def accepted(replies: list[Any]) -> list[Any]:
@@ -224,9 +233,11 @@ class ScriptPipeline:
             busy = False
         else:
             busy = not self._connection.can_read(timeout=0)
+            progress.allow(_longest_reply(self._client))
             began, *replies, ended = [self._reply() for _ in range(len(calls) + 2)]
         # Only now: if an exception cuts the reading short, `close` must know that replies are left.
         self._sent.popleft()
+        progress.step()
         since, until = micros_of(began), micros_of(ended)
         waited_since = self._next_waits_since
         self._next_waits_since = until if busy and self._sent else None

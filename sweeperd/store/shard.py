@@ -65,6 +65,8 @@ class Shard:
         self.keys = Keys(prefix)
         self.clock = Clock()
         self.socket_timeout = settings.socket_timeout.total_seconds()
+        #: How long a command may take, a new connection included, and another command before it; seconds.
+        self.patience = 2 * (settings.connect_timeout.total_seconds() + self.socket_timeout)
         self._url = settings.url.get_secret_value()
         self._place = redis_url.parse(self._url)
         self.address = self._place.shown

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+from sweeperd import progress
 from sweeperd.context import USUAL, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script
@@ -84,7 +85,7 @@ class Throttle:
 
     def wait(self, seconds: float) -> None:
         """Wait for something else."""
-        if seconds > 0 and self._stop.wait(seconds):
+        if seconds > 0 and progress.pause(self._stop, seconds):
             raise Interrupted
 
     def _measure(self, elapsed: float, busy: float) -> None:
@@ -126,6 +127,7 @@ class Keyspace:
         while True:
             with self._throttle.step(PAGE):
                 cursor, page = cast(Any, scan(cursor))
+            progress.step()
             self._check_server(at_once=not cursor)
             yield cursor, page
             if not cursor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd import progress
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease, holder, process_name
 from tests.support.fixtures import full
@@ -98,6 +99,7 @@ def test_it_is_renewed_while_the_job_runs_however_long_one_step_takes(quick: Rep
     assert quick.lease.acquire()
     token = client.get(KEY)
     with quick.lease.kept() as lost:
+        progress.allow(60)
         until = time.monotonic() + 4 * SHORT.total_seconds()
         while time.monotonic() < until:
             assert client.get(KEY) == token
@@ -107,6 +109,22 @@ def test_it_is_renewed_while_the_job_runs_however_long_one_step_takes(quick: Rep
     assert not client.exists(KEY), "released"
     assert not renewals()
     assert quick.lost == 0
+
+
+def test_a_job_that_hangs_loses_it(quick: Replica, client: redis.Redis) -> None:
+    assert quick.lease.acquire()
+    with quick.lease.kept() as lost:
+        for _ in range(20):
+            progress.step()
+            time.sleep(0.1)
+            assert client.exists(KEY)
+        began = time.monotonic()
+        eventually(lambda: client.set(KEY, "a rival", nx=True), pause=0.01)
+        assert time.monotonic() - began < 1.25 * SHORT.total_seconds()
+        assert not lost.is_set(), "it does not know yet"
+        progress.step()
+        assert lost.wait(5)
+    assert quick.lost == 1
 
 
 @pytest.mark.parametrize("taken", [None, "somebody else"])
@@ -180,6 +198,7 @@ def test_one_that_is_held_when_redis_fills_up(own_shard: Shard) -> None:
     with full(own_shard):
         assert ours.lease.acquire()
         with ours.lease.kept() as lost:
+            progress.allow(60)
             own_shard.client.pexpire(KEY, 4000)
             eventually(lambda: own_shard.client.pttl(KEY) > 4000)  # to renew it needs no memory
             assert not lost.is_set()

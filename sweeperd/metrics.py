@@ -453,6 +453,15 @@ class SweepMetrics:
         self.oldest_protected = gauge(
             "sweeperd_oldest_protected_seconds", "How long ago the grace of the oldest protected entry ended", SWEEP
         )
+        self.held_entries = gauge(
+            "sweeperd_held_entries", "Due entries that stay in the index because their kind is unproven", SWEEP
+        )
+        self.unproven = gauge("sweeperd_unproven_kind", "Whether no entry of the kind was seen alive yet", SWEEP)
+        self.unexpected = counter(
+            "sweeperd_unexpected_outcomes_total",
+            "Entries that ended as the settings do not name (`skipped`), or had no hash in bulk (`not_found`)",
+            [*SWEEP, "outcome"],
+        )
         self.missing_budgets = counter(
             "sweeperd_missing_budgets_total", "Budgets and counters that did not exist at expiry", SWEEP
         )
@@ -477,6 +486,8 @@ class SweepMetrics:
             self.sweeps.labels(shard, kind, result)
         for outcome in outcomes:
             self.candidates.labels(shard, kind, outcome)
+        for outcome in ("skipped", "not_found"):
+            self.unexpected.labels(shard, kind, outcome)
         for reason in reasons:
             self.quarantined.labels(shard, kind, reason)
         for metric in (self.sweep_duration, self.expiry_lag, self.missing_budgets, self.leases_lost):
@@ -496,8 +507,9 @@ class SweepMetrics:
         """From now on only `kinds` are swept on the shard: drop the gauges of all others; the counters stay."""
         swept = self._swept.get(shard, set())
         backlog = (self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
+        more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven)
         for kind in swept - set(kinds):
-            for gauge in (self.pipeline_depth, *backlog, self.protected_entries, self.oldest_protected):
+            for gauge in (self.pipeline_depth, *backlog, *more):
                 _remove(gauge, shard, kind)
             swept.remove(kind)
 

@@ -91,8 +91,8 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
 def command(run: Run, limit: int) -> None:
     """
     What operators did with the commands, the newest first: requeue, dismiss, adopt, replay, cancel-replay, drop,
-    drop-backlog, skip, pause, resume, repair, repair-budget. The last 10,000 or so are kept. Times are of Redis's
-    clock.
+    drop-backlog, skip, pause, resume, repair, repair-budget, accept-kind. The last 10,000 or so are kept. Times
+    are of Redis's clock.
     """
     noted = (run.until_down(shard, read_actions(shard, newest_first=True)) for shard in run.shards)
     newest = heapq.merge(*noted, key=lambda row: row[1].at, reverse=True)

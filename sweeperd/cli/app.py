@@ -34,6 +34,7 @@ _COMMANDS = {
     "dead-letters": ("dead_letters:command", "Deliveries that were given up on: list, replay, drop."),
     "endpoints": ("endpoints:command", "The receivers: list, pause, resume, skip, drop, test, attempts; their keys."),
     "replay": ("replay:command", "Deliver the events of a span of time to one endpoint again."),
+    "kinds": ("kinds:command", "The configured kinds: accept the settings of a kind whose entries are held."),
     "reconcile": ("reconcile:command", "Compare index and budgets with the reservations."),
     "ledger": ("ledger:command", "The budgets: the holders of a budget."),
     "actions": ("actions:command", "What operators did: who, when, what, how many."),

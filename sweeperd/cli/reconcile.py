@@ -63,7 +63,7 @@ def command(
     budgets whose reserved is not what their reservations hold. The walk is fast if Redis is idle, and makes way for
     other clients. Of a configured kind (--kind) the walk finds hashes that the index lacks, index entries without a
     hash, scores that are too late, TTLs that end too early, and counters of the kind's `sums` that are not what the
-    active hashes hold.
+    active hashes hold. If no entry of the kind was seen alive yet, --repair leaves the index entries without a hash.
 
     Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
     or configuration.

@@ -24,6 +24,7 @@ _KINDS = (
     "kind",
     "due",
     "oldest due",
+    "held",
     "protected",
     "quarantined",
     "last tick",
@@ -157,6 +158,7 @@ def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
         kind.kind,
         Cell(kind.due, "yellow" if kind.due else ""),
         span(kind.oldest_due_seconds) if kind.due else None,
+        Cell(kind.held, "red") if kind.held else None,
         kind.protected or None,
         Cell(kind.quarantined, "red" if kind.quarantined else ""),
     )

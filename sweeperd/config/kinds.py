@@ -269,6 +269,10 @@ def _script_text(value: object, info: ValidationInfo) -> object:
 ScriptText = Annotated[str | None, BeforeValidator(_script_text)]
 Name = Annotated[str, Checked(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 Text = Annotated[str, Checked(min_length=1)]
+#: One value of a field, or several.
+Ends = Annotated[
+    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Checked(min_length=1)
+]
 
 
 class SumSettings(Section):
@@ -289,6 +293,7 @@ class KindSettings(Section):
     grace: Retention = timedelta(0)
     active: dict[str, str] = {}
     ended: dict[str, str] = {}
+    over: dict[str, Ends] = {}
     retention: Retention = timedelta(days=7)
     tenant: Text | None = None
     give_back: list[Text | list[str]] = []
@@ -433,6 +438,8 @@ def _problems(kind: KindSettings) -> "list[str]":
     found = _script_problems(kind) if kind.script is not None else _declared_problems(kind)
     if own := OWN_FIELDS.intersection(kind.ended):
         found.append(f"ended: {min(own)} is set by sweeperd itself")
+    if own := OWN_FIELDS.intersection(kind.over):
+        found.append(f"over: {min(own)} is set by sweeperd itself")
     if kind.deadline in kind.ended:
         found.append("ended: it must not change the deadline")
     if kind.deadline in OWN_FIELDS:
@@ -491,6 +498,11 @@ def _declared_problems(kind: KindSettings) -> list[str]:
             "ended: must give a field of active another value, or an expired entry would be active still "
             'and expire again (or set retention = "0s")'
         )
+    for field, values in kind.over.items():
+        if field not in kind.active:
+            found.append(f"over: {field} is no field of active, so it tells no end")
+        elif kind.active[field] in values:
+            found.append(f"over: {field} = {kind.active[field]!r} is active")
     if len(kind.give_back) > kind.max_writes:
         found.append(f"give_back: more than max_writes = {kind.max_writes} commands")
     for command in kind.given_back:

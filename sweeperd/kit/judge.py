@@ -20,7 +20,7 @@ LIMIT = 2.0
 #: The line number of the script in an error of Redis.
 _LINE = re.compile(r"user_script:\s*(\d+)")
 #: The outcomes after which the entry is still in the index.
-_STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE)
+_STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE, Outcome.HELD)
 _MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
 
 
@@ -135,7 +135,7 @@ class _Judged:
             yield f"{outcome}, and still in the index"
         if outcome in _STAYING and now is None:
             yield f"{outcome}, and no longer in the index"
-        if outcome is Outcome.IN_GRACE and now != then:
+        if outcome in (Outcome.IN_GRACE, Outcome.HELD) and now != then:
             yield f"{outcome}, and its index entry moved"
         if outcome is Outcome.NOT_DUE:
             yield from self._put_off(now)

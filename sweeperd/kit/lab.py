@@ -142,10 +142,19 @@ class Lab:
         return self.kind.call(entry, TRACE).keys[0]
 
     def run(
-        self, entry: bytes, *, at: int | None = None, bogus: tuple[str, ...] = (), client: Any = None
+        self,
+        entry: bytes,
+        *,
+        at: int | None = None,
+        bogus: tuple[str, ...] = (),
+        client: Any = None,
+        proven: bool = True,
     ) -> Decision | redis.RedisError:
-        """Run the script once, on a clock that stands still at `at`, if given. Raises NoEnd."""
-        call = self.kind.call(entry, TRACE)
+        """
+        Run the script once, on a clock that stands still at `at`, if given; as a kind that is `proven` or not. Raises
+        NoEnd.
+        """
+        call = self.kind.call(entry, TRACE, proven)
         script = self._script if at is None else _at_moment(self.text, at)
         self.retention = int(call.args[2])
         since = self.now() if at is None else at

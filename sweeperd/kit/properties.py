@@ -116,6 +116,22 @@ def orphan(lab: Lab, sample: Sample) -> Failure | None:
     return outcome_is(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
 
 
+def unproven(lab: Lab, sample: Sample) -> Failure | None:
+    """While no entry of the kind was seen alive, an entry without a hash, or with another state, stays."""
+
+    def held(case: Sample, about: str, *, gone: bool = False) -> Failure | None:
+        lab.load(case)
+        if gone:
+            lab.client.delete(lab.hash_key(case.id.encode()))
+        return outcome_is(lab, case, f"{case.id} {about}, unproven", Outcome.HELD, proven=False)
+
+    others = ((field, sample.changed(field, "another")) for field in lab.settings.active)
+    return first(
+        [held(sample, "without its hash", gone=True)]
+        + [held(case, f"with {field} = 'another'") for field, case in others]
+    )
+
+
 def alive(lab: Lab, sample: Sample) -> Failure | None:
     """If a field of `active` has another value, the entry has ended, and is not touched."""
 
@@ -415,7 +431,7 @@ def _sweep(lab: Lab, sample: Sample) -> None:
 def _die(lab: Lab, sample: Sample) -> None:
     """Sweep in another process (victim.py) and kill it with `kill -9` while requests are on the way."""
     sha = lab.client.script_load(lab.text)
-    calls = [lab.kind.call(entry, TRACE) for entry in lab.entries(sample, ENTRIES)]
+    calls = [lab.kind.call(entry, TRACE, True) for entry in lab.entries(sample, ENTRIES)]
     connection = lab.client.connection_pool.get_connection()
     requests = [
         b"".join(connection.pack_command("EVALSHA", sha, len(call.keys), *call.keys, *call.args)) for call in calls
@@ -471,6 +487,7 @@ PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("each end has its event", at_once),
     ("a killed sweeper loses nothing", killed),
     ("an orphan leaves the index", orphan),
+    ("an unproven kind keeps what it does not know", unproven),
     ("another type is set aside", wrong_type),
     ("what has ended is left alone", ended),
     ("another state has ended", alive),

@@ -121,6 +121,8 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     entry = keys.kind_entry(kind.entry, ANY)
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
     yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
+    yield granted(Duty.STATUS, keys.proofs, "HGET")
+    yield granted(Duty.SWEEP, keys.proofs, "HSET")
     yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
     # On Redis 6.2 the rights of a plan are tried before the sweep starts: each command is queued and then discarded.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")

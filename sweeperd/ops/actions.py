@@ -45,6 +45,7 @@ class Action(enum.StrEnum):
     RESUME = "resume"
     REPAIR = "repair"
     REPAIR_BUDGET = "repair-budget"
+    ACCEPT_KIND = "accept-kind"
 
 
 class ActionDocument(Document):

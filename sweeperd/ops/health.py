@@ -92,6 +92,11 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     if status.last_walk:
         yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
+        if kind.held:
+            entries = "entry is" if kind.held == 1 else "entries are"
+            text = f"{kind.held} {entries} held, because no entry of {kind.kind} was seen alive: {kind.held_because}"
+            commands = (command_line("check", *options), command_line("kinds", "accept", kind.kind, *options))
+            yield Advice(text, commands, "sweeperdentriesheld")
         if kind.last_walk:
             over = f"the last walk over {kind.kind}"
             yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.kind, *options))
@@ -256,6 +261,9 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
     if "sweeps" in status.processes.missing:
         yield HealthLevel.BAD, "no process sweeps"
     yield from _ticks(settings, view, status)
+    for kind in status.kinds:
+        if kind.held:
+            yield HealthLevel.BAD, f"{kind.kind}: {kind.held:,} held: {kind.held_because}"
     due = status.due
     if due.oldest_overdue_seconds > OVERDUE_WATCH:
         level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH

@@ -12,10 +12,10 @@ from pydantic import Field
 from sweeperd.config import SweepSettings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.ops.reconcile import Fault, Reservations
-from sweeperd.ops.show import explain
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.index import IndexEntry, Position, read_page
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import moment_ms

@@ -17,12 +17,13 @@ from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.stream import WAITING
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
-from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import PROTECTED, Budgets, Decision, Kind, Outcome
+from sweeperd.sweep.explanation import Explanation, explain
+from sweeperd.sweep.kind import PROTECTED, Budgets, Kind, Outcome
+from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
 
@@ -47,36 +48,6 @@ _WHY = {
 }
 
 Fields = dict[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """The decision of a sweep about one entry now. `writes`: the commands, in order, each with the arguments."""
-
-    decision: Decision
-    writes: tuple[tuple[bytes, ...], ...]
-
-
-def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int) -> list[Explanation]:
-    """
-    Ask the kind's script about each id, `batch` ids in one round trip. Nothing is written. If the sweep of an entry
-    would fail, the outcome is `error`. Raises redis.RedisError if the server as a whole cannot answer.
-    """
-
-    def explanation(entry: bytes, reply: Any) -> Explanation:
-        if isinstance(reply, Exception):
-            if is_server_trouble(reply):
-                raise reply
-            return Explanation(Decision(entry, Outcome.ERROR, describe(reply)), ())
-        answer, writes = reply
-        return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
-
-    found = []
-    for part in batches(ids, batch):
-        # No event is written, so the trace id is empty.
-        replies = kind.explainer.run_many(shard.client, [kind.call(entry, "") for entry in part])
-        found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +203,8 @@ class Inspection:
             return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
         if decision.outcome is Outcome.QUARANTINED:
             return f"{decision.detail}: {decision.why or self.kind.reasons.get(decision.detail, '')}"
+        if decision.outcome is Outcome.HELD:
+            return f"no entry of the kind was seen alive yet, so it stays; {decision.why or 'it has no hash'}"
         if decision.outcome is Outcome.SKIPPED:
             return f"it is {decision.detail} already; the index entry would go"
         if decision.outcome is Outcome.NOT_FOUND:
@@ -257,7 +230,7 @@ def inspect(
     if row is None and type_ == b"none" and score is None and quarantined_at is None:
         return None
     fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
-    (explanation,) = explain(shard, kind, [entry], 1)
+    (explanation,) = explain(shard, kind, [entry], 1, proven=is_proven(shard, kind))
     return Inspection(
         kind,
         entry,

@@ -15,11 +15,11 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
-from sweeperd.document import Count, Document, Moment, Seconds
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import WalkStore
-from sweeperd.ops.show import Details, explain, read_details
+from sweeperd.ops.show import Details, read_details
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
 from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
@@ -29,6 +29,7 @@ from sweeperd.store.lease import holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import spread
@@ -340,11 +341,26 @@ class KindDocument(Document):
     quarantined: Count
     protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
     oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
+    proven: bool = Field(description="Whether an entry of the kind was seen alive under these settings.")
+    held: Count = Field(description="Due entries that stay in the index because the kind is unproven.")
+    held_because: str = Field(description="The likely cause; empty if nothing is held.")
     tick: LastSweep | None = Field(description="null before the first sweep.")
     sweeping: str = Field(
         description="Host, process id and a random part of the process that sweeps now; empty if none does."
     )
     last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
+
+
+class AcceptedKind(Document):
+    shard: str
+    accepted: bool = Field(description="false if the kind was proven already.")
+    held: Count = Field(description="How many entries the next tick releases, as of the last tick.")
+
+
+class KindAcceptDocument(CommandDocument, title="sweeperd kinds accept --json"):
+    kind: str
+    shards: list[AcceptedKind]
+    down: Down
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,8 +60,8 @@ class OnceReport:
 
     @property
     def exit_code(self) -> int:
-        """0: all done; 1: entries with errors, or a sweep cut short; 3: events wait for delivery."""
-        if self.failures or self.counts[Outcome.ERROR] or not self.complete:
+        """0: all done; 1: entries with errors or held, or a sweep cut short; 3: events wait for delivery."""
+        if self.failures or self.counts[Outcome.ERROR] or self.counts[Outcome.HELD] or not self.complete:
             return 1
         return 3 if self.delivery.undelivered else 0
 
@@ -87,6 +87,7 @@ class OnceDocument(Document, title="sweeperd --once --json"):
     in_grace: Count = Field(description="Entries whose grace has not ended.")
     not_due: Count = Field(description="Entries whose deadline was moved.")
     not_found: Count = Field(description="Entries without a reservation.")
+    held: Count = Field(description="Entries that stay because no entry of their kind was seen alive yet.")
     quarantined: Count = Field(description="Entries set aside.")
     errors: Count = Field(description="Entries whose script call failed.")
     delivered: Count = Field(description="Deliveries: one event to one endpoint.")
@@ -252,7 +253,10 @@ class _Run:
         while not complete and not self._stop.is_set():
             report = sweep.tick()
             self.counts[Outcome.IN_GRACE] += report.passed
-            complete = report.complete
+            released = sweep.proven and report.counts.get(Outcome.HELD, 0)
+            # If a later entry has proven the kind, another tick decides what was held before.
+            self.counts[Outcome.HELD] -= released
+            complete = report.complete and not released
         self.complete = self.complete and complete
         sweep.measure()
 

@@ -400,6 +400,11 @@ class KindSweep:
             lambda: lease is None or lease.held,
         )
 
+    @property
+    def proven(self) -> bool:
+        """Whether an entry of the kind was seen alive, so that nothing is held."""
+        return self._sweeper.proven
+
     def end(self) -> None:
         """The daemon ends: log what was not logged yet, and let go of the lease."""
         self.telemetry.summarize()
@@ -480,7 +485,7 @@ class KindSweep:
                 span.fail(report.failure)
         woken = seen_ms is not None
         self.telemetry.ticked(report, woken=woken)
-        noted = self._last_sweep.note(report, woken=woken)
+        noted = self._last_sweep.note(report, woken=woken, proven=self.proven)
         if self._rates and (spikes := self._rates.record(report.trace_id)):
             self.telemetry.spiked(spikes)
         if report.broken:

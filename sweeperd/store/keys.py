@@ -40,6 +40,8 @@ class Keys:
         self.expiry_rates = self.prefix + b"sweeperd:rates"
         #: HASH: the oldest pending delivery of Cycles, since when it is the oldest, and since when events wait; ms.
         self.relay = self.prefix + b"sweeperd:relay"
+        #: HASH: name of one of `[[kinds]]`, `:`, digest of its settings -> ms when one of its entries was seen alive.
+        self.proofs = self.prefix + b"sweeperd:proofs"
         #: The keys of a Cycles installation under the same prefix.
         self.cycles = CyclesKeys(self.prefix)
 

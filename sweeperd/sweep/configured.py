@@ -1,6 +1,8 @@
 """The configured kinds of a shard, and the checks of a kind before its first sweep on a server."""
 
 import functools
+import hashlib
+import json
 import random
 import weakref
 from collections.abc import Iterator, Mapping
@@ -84,9 +86,10 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
     script = Script(f"kind {kind.name}", text)
 
-    def call(entry: bytes, trace_id: str) -> Call:
+    def call(entry: bytes, trace_id: str, proven: bool = False, /) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
-        return Call([stem + entry + end, index, events, quarantine, *more], [entry, keys.prefix, retention, trace_id])
+        args: list[bytes | str | int] = [entry, keys.prefix, retention, trace_id, "1" if proven else ""]
+        return Call([stem + entry + end, index, events, quarantine, *more], args)
 
     return Kind(
         name=kind.name,
@@ -99,7 +102,8 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         deadline=kind.deadline,
         tenant=kind.tenant or "tenant",
         active=kind.active,
-        ends={field: (value,) for field, value in kind.ended.items()},
+        ends=_ends(kind),
+        proof=f"{kind.name}:{_digest(kind)}".encode(),
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
@@ -116,6 +120,20 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
     )
+
+
+def _ends(kind: KindSettings) -> dict[str, list[str]]:
+    """Field -> the values by which an entry is known to have ended."""
+    ends: dict[str, list[str]] = {}
+    for field, values in [*((field, [value]) for field, value in kind.ended.items()), *kind.over.items()]:
+        ends.setdefault(field, []).extend(values)
+    return ends
+
+
+def _digest(kind: KindSettings) -> str:
+    """Of the settings that decide whether an entry is seen alive."""
+    chosen = [kind.key, kind.deadline, sorted(kind.active.items()), kind.index, kind.script]
+    return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 
 
 def _reasons(kind: KindSettings) -> dict[str, str]:
@@ -146,7 +164,7 @@ def _deciding(script: str, then: str) -> str:
 def _index_check() -> str:
     """reconcile_entry.lua after the kind's script, for `_deciding`."""
     return (
-        "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[5], ARGV[6], ARGV[7], ARGV[8], reply[1]}\n"
+        "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1]}\n"
         + source("ops/reconcile_entry")
     )
 

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import redis
 
@@ -20,13 +20,20 @@ class Outcome(enum.StrEnum):
     IN_GRACE = "in_grace"
     NOT_DUE = "not_due"
     NOT_FOUND = "not_found"
+    #: The kind is unproven: a wrong setting would drop this entry too, so it stays.
+    HELD = "held"
     QUARANTINED = "quarantined"
     ERROR = "error"
 
     @property
     def stays(self) -> bool:
         """Whether the entry keeps its place in the index."""
-        return self in (Outcome.IN_GRACE, Outcome.ERROR)
+        return self in (Outcome.IN_GRACE, Outcome.HELD, Outcome.ERROR)
+
+    @property
+    def shows_life(self) -> bool:
+        """Whether the entry has a hash and is active, so that the settings of its kind fit."""
+        return self in (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
 
 
 #: The detail of an entry that is not due because `unless` protects the entry.
@@ -38,7 +45,8 @@ class Decision(NamedTuple):
 
     id: bytes
     outcome: Outcome
-    #: The state of a skipped entry, the reason of a quarantine, the text of an error; PROTECTED.
+    #: The state of a skipped entry, the reason of a quarantine, the text of an error; PROTECTED. Of a held entry the
+    #: outcome that it would have: `not_found` or `skipped`.
     detail: str = ""
     tenant: bytes = b""
     #: From the end of the grace to the expiry, ms.
@@ -47,7 +55,8 @@ class Decision(NamedTuple):
     grace_end_ms: int = 0
     #: The scopes whose budget does not exist, so that the amount could not be given back.
     missing: tuple[str, ...] = ()
-    #: The exact fault, if a quarantine of a configured kind names the fault.
+    #: The exact fault, if a quarantine of a configured kind names the fault. Of a skipped or held entry: why the
+    #: settings do not know its state.
     why: str = ""
     #: The scopes whose budget was closed and has less reserved than the amount: left alone.
     closed: tuple[str, ...] = ()
@@ -67,7 +76,8 @@ def decision_of(entry: bytes, reply: Sequence[Any]) -> Decision:
         case Outcome.IN_GRACE:
             return Decision(entry, outcome, grace_end_ms=reply[1])
         case _:
-            return Decision(entry, outcome, decode(reply[1]) if len(reply) > 1 else "")
+            detail, cause = [*map(decode, reply[1:]), "", ""][:2]
+            return Decision(entry, outcome, detail, why=cause)
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,12 @@ class Words:
     lacking: str = "key"
 
 
+class MakeCall(Protocol):
+    """(id, trace id, whether the kind is proven) to a run of the kind's script."""
+
+    def __call__(self, entry: bytes, trace_id: str, proven: bool = False, /) -> Call: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """One sort of entry that is swept. No script is read, generated or hashed before its first run."""
@@ -139,6 +155,8 @@ class Kind:
     #: The fields of every log line about the kind.
     log_fields: Mapping[str, object] = field(default_factory=dict)
     counters: Budgets | Sums = Sums()
+    #: The field of `sweeperd:proofs`; empty if the settings cannot be wrong, so that the kind needs no proof.
+    proof: bytes = b""
     #: How much later than its deadline the index may have an entry, because the entry waits or is protected; ms.
     max_wait_ms: int = 0
     #: The grace, ms, if the entry's hash names none.
@@ -157,8 +175,7 @@ class Kind:
     #: ops/reconcile_entry; of a configured kind in the same step as the kind's script, with no write sent. The
     #: arguments 2 to 5 of reconcile_entry come after the arguments of the kind's script.
     index_check: Script
-    #: (id, trace id) to a run of the script.
-    call: Callable[[bytes, str], Call]
+    call: MakeCall
     #: (id, the script's reply) to the decision.
     decision: Callable[[bytes, Any], Decision] = decision_of
     #: Marks the entries of a page that are in grace; None if the kind has no such script.
@@ -197,6 +214,8 @@ class SweepReport:
     broken: str = ""
     #: The score up to which each entry was decided, ms; 0 if the tick was cut short or not well.
     seen_ms: int = 0
+    #: The likely cause, if entries of an unproven kind were held.
+    held_because: str = ""
 
     @property
     def candidates(self) -> int:
@@ -221,3 +240,7 @@ class Backlog:
     oldest_protected_seconds: float = 0.0
     #: More than 100 years ahead; see far_ahead.
     far_ahead: int = 0
+    #: False if no entry of the kind was seen alive yet; the entries that the last tick over the index held, and why.
+    proven: bool = True
+    held: int = 0
+    held_because: str = ""

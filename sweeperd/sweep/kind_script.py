@@ -64,7 +64,7 @@ class Row:
 
     def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
         asked = [part.name for part in kind.unless_key or () if isinstance(part, Field) and part.name != ID]
-        wanted = [*kind.active, *kind.ended, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
+        wanted = [*kind.active, *kind.ended, *kind.over, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
         wanted += [*asked, *kind.unless_values]
         self.fields = list(dict.fromkeys(wanted))
 
@@ -82,7 +82,7 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
     lines = [
         "-- @include kind_entry",
         *_writable(kind, kinds, reservations),
-        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))})",
+        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))}, ARGV[5])",
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
@@ -96,7 +96,10 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
     for field in kind.active:
         yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
     for field, value in kind.active.items():
-        yield f"if {row[field]} ~= {quoted(value)} then\n  return entry.drop('skipped', {row[field]})\nend"
+        yield f"if {row[field]} ~= {quoted(value)} then"
+        yield from (f"  {line}" for line in _over(kind, row, row[field]))
+        why = f"{quoted(field + ' is ')} .. {row[field]} .. {quoted(', active says ' + value)}"
+        yield f"  return entry.drop_unknown('skipped', {row[field]}, {why}, {_told(kind)})\nend"
     yield from _due(kind, row)
     yield from _unless(kind, row)
     yield "local event_bytes = 0"
@@ -135,7 +138,9 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "local verdict, detail, problem, failure ="
     yield f"  run_checks(sandbox.decided, decide, {kind.max_wait_ms}, hash, clock.now, ARGV[1])"
     yield _STOP
-    yield "if verdict == 'skip' then\n  return entry.drop('skipped', detail)\nend"
+    yield "if verdict == 'skip' then"
+    yield from (f"  {line}" for line in _over(kind, row, "detail"))
+    yield f"  return entry.drop_unknown('skipped', detail, 'decide says skip ' .. detail, {_told(kind)})\nend"
     yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
     yield from _due(kind, row)
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
@@ -184,12 +189,24 @@ def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
     """From the hash to the first check of the state."""
     yield row.read()
     yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
-    yield "  return entry.drop('not_found')\nend"
+    yield "  return entry.drop_unknown('not_found')\nend"
     if kind.tenant:
         yield f"entry.belongs_to({row[kind.tenant]})"
     if kind.ended:
         carries_all = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.ended.items())
         yield f"if {carries_all} then\n  return entry.drop('skipped', {row[next(iter(kind.ended))]})\nend"
+
+
+def _over(kind: KindSettings, row: Row, detail: str) -> Iterable[str]:
+    """An entry that carries one of the other known ends leaves the index. `detail`: Lua."""
+    if kind.over:
+        known = (f"{row[field]} == {quoted(value)}" for field, values in kind.over.items() for value in values)
+        yield f"if {' or '.join(known)} then\n    return entry.drop('skipped', {detail})\n  end"
+
+
+def _told(kind: KindSettings) -> str:
+    """Lua for whether the settings name all other ends."""
+    return "true" if kind.over else "false"
 
 
 def _due(kind: KindSettings, row: Row) -> Iterable[str]:

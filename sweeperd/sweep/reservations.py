@@ -55,7 +55,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
     stem, more = keys.reservation(b""), ("1",) if balances else ()
 
-    def call(entry: bytes, trace_id: str) -> Call:
+    def call(entry: bytes, trace_id: str, _proven: bool = True, /) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
         args = [entry, budget_stem, grace_ms, retention, trace_id, *more]
         return Call([stem + entry, index, events, quarantine], args)

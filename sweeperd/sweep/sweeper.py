@@ -29,7 +29,8 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.far_ahead import far_from
 from sweeperd.sweep.index import GraceEnds, IndexEntry, IndexReader, WokenReader
 from sweeperd.sweep.kind import Backlog, Decision, Kind, Outcome, SweepReport
-from sweeperd.text import moment_ms
+from sweeperd.sweep.proof import HeldCauses, Proof, is_proven
+from sweeperd.text import decode, moment_ms
 
 #: A batch is at most so many times as large as the batch before.
 GROWTH = 1.25
@@ -67,6 +68,7 @@ class _Tick:
     give_way: Callable[[], bool]
     trace_id: str
     paged: Callable[[], None]
+    held: HeldCauses
     started: float = field(default_factory=time.monotonic)
     counts: Counter[Outcome] = field(default_factory=Counter)
     #: The batches whose replies have not been read.
@@ -168,9 +170,10 @@ class AdaptiveBatchSize:
 
 def measured(shard: Shard, kind: Kind, now: int) -> Backlog:
     """
-    How many entries are due, since when the oldest, how many are in quarantine, protected, and far ahead. `now`: ms on
-    Redis's clock. Raises redis.RedisError.
+    How many entries are due, since when the oldest, how many are in quarantine, protected, far ahead and held. `now`:
+    ms on Redis's clock. Raises redis.RedisError.
     """
+    proven = is_proven(shard, kind)
     pipeline = shard.client.pipeline(transaction=False)
     pipeline.zcount(kind.index, "-inf", now)
     pipeline.zrange(kind.index, 0, 0, withscores=True)
@@ -182,7 +185,19 @@ def measured(shard: Shard, kind: Kind, now: int) -> Backlog:
     due, first, quarantined, far, *more = pipeline.execute()
     protected, longest = more or (0, [])
     # If another client ends the only due entry between the commands, there is no entry, or a later one is first.
-    return Backlog(due, _age(first, now) if due else 0.0, quarantined, protected, _age(longest, now), far)
+    row = [] if proven else cast(list[bytes | None], shard.client.hmget(kind.ticks, ["held", "held_because"]))
+    held, because = row or (None, None)
+    return Backlog(
+        due,
+        _age(first, now) if due else 0.0,
+        quarantined,
+        protected,
+        _age(longest, now),
+        far,
+        proven,
+        int(held or b"0"),
+        decode(because or b""),
+    )
 
 
 def _age(first: Sequence[tuple[bytes, float]], now: int) -> float:
@@ -210,6 +225,7 @@ class Sweeper:
         self._stop = stop
         self._ends = GraceEnds() if settings.looks else None
         self._reader = IndexReader(shard, kind, settings.batch_size, self._ends)
+        self._proof = Proof(shard, kind)
         #: How many of the protected entries, from the oldest on, were compared with the index.
         self._compared = 0
         # Two batches are in flight: while Redis runs one, this process handles the other. They have `pipeline_depth`
@@ -222,6 +238,11 @@ class Sweeper:
             milliseconds(settings.max_lag),
             settings.pipeline_depth,
         )
+
+    @property
+    def proven(self) -> bool:
+        """Whether an entry of the kind was seen alive under these settings. Not during a tick."""
+        return self._proof.proven
 
     @property
     def grace_end_ms(self) -> float:
@@ -250,9 +271,12 @@ class Sweeper:
         batch, the following entries are still decided.
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
+            broken = self._proof.begin(whole=seen_ms is None)
             reader, until = self._begin(seen_ms, leave_ms)
-            tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged)
+            tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged, HeldCauses(self._kind))
             try:
+                if broken is not None:
+                    self._break(tick, broken)
                 complete = self._drain(tick)
             except BaseException:
                 reader.stop(tick.in_flight[0] if tick.in_flight else ())
@@ -260,7 +284,16 @@ class Sweeper:
         depth = self._batches_in_flight * int(self._batch_size)
         seen = until if complete and not tick.failure else 0
         return SweepReport(
-            tick.trace_id, tick.counts, complete, tick.duration, tick.passed, depth, tick.failure, tick.broken, seen
+            tick.trace_id,
+            tick.counts,
+            complete,
+            tick.duration,
+            tick.passed,
+            depth,
+            tick.failure,
+            tick.broken,
+            seen,
+            tick.held.likely,
         )
 
     def backlog(self) -> Backlog:
@@ -344,7 +377,8 @@ class Sweeper:
         # If Redis fails because of an earlier batch in flight, this is noticed only when the next batch is written.
         tick.in_flight.append(batch)
         if undecided := [entry.id for entry in batch if not entry.in_grace]:
-            tick.pipeline.send([self._kind.call(entry, tick.trace_id) for entry in undecided])
+            proven = self._proof.proven
+            tick.pipeline.send([self._kind.call(entry, tick.trace_id, proven) for entry in undecided])
 
     def _receive(self, tick: _Tick, at_most: int) -> None:
         """Receive the replies to the oldest batches until at most so many are in flight."""
@@ -383,6 +417,10 @@ class Sweeper:
         # Also when the batch fails as a whole: the expiries in the batch have happened.
         self._observe(decisions, tick.trace_id)
         tick.counts.update(decision.outcome for decision in decisions)
+        if not self._proof.proven:
+            tick.held.add(decisions)
+            if trouble is None:
+                self._proof.decided(decisions)
         return decisions, trouble
 
     def _replies(self, pipeline: ScriptPipeline, count: int) -> list[Any]:
@@ -393,6 +431,12 @@ class Sweeper:
         if received.micros is not None:
             self._batch_size.record(count, received.micros, received.pause_micros)
         return received.replies
+
+    def _break(self, tick: _Tick, decision: Decision) -> None:
+        """The sample has shown that the script is broken: the tick ends before it decides an entry."""
+        tick.broken = tick.error = decision.detail
+        tick.counts[decision.outcome] += 1
+        self._observe([decision], tick.trace_id)
 
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):

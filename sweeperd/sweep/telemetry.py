@@ -85,10 +85,11 @@ class LastSweepStore:
             self._is_ours = False
         return False
 
-    def note(self, report: SweepReport, *, woken: bool = False) -> bool:
+    def note(self, report: SweepReport, *, woken: bool = False, proven: bool = True) -> bool:
         """
-        A tick has ended: one command, for people only. If Redis refuses the command (no rights, another type under the
-        key), the sweep goes on without, and says so once. Returns whether the tick was noted. Raises RedisUnavailable.
+        A tick has ended: one command, for people only. `proven`: whether the kind is, so that nothing is held. If
+        Redis refuses the command (no rights, another type under the key), the sweep goes on without, and says so once.
+        Returns whether the tick was noted. Raises RedisUnavailable.
         """
         age, limit = time.monotonic() - self._noted_at, self._every if self._is_ours else 2 * self._every + HEARD_LATE
         if not (report.changed or self._expired or (woken and report.candidates)) and age < limit:
@@ -96,7 +97,9 @@ class LastSweepStore:
         self._noted_at, self._is_ours = time.monotonic(), True
         expired, self._expired = self._expired, 0
         seconds, complete, seen = f"{report.duration_seconds:.3f}", int(report.complete), report.seen_ms or ""
-        args = (self._shard.clock.now_ms(), self._by, seconds, complete, expired, seen)
+        held = "" if proven or woken else report.counts.get(Outcome.HELD, 0)
+        because = report.held_because
+        args = (self._shard.clock.now_ms(), self._by, seconds, complete, expired, seen, held, because)
         with self._shard.reaching():
             try:
                 self._script.run(self._shard.client, Call([self._key], args))
@@ -189,12 +192,22 @@ class ExpiryRates:
 
 #: The most entries in one log line: log shippers cut lines, many at 16 KiB.
 LINE = 50
+#: How many entries a warning about a tick names.
+NAMED = 10
+#: A tick of at least so many entries is unexpected if more than half of the entries have no hash.
+BULK = 20
 
 #: The outcomes that need an operator.
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 #: The names that the Cycles services give to the results of a sweep.
 _CYCLES_OUTCOMES = {"ok": "success", "error": "failed", "standby": "skipped_locked"}
-_DETAIL = {Outcome.NOT_DUE: "why", Outcome.SKIPPED: "state", Outcome.QUARANTINED: "reason", Outcome.ERROR: "error"}
+_DETAIL = {
+    Outcome.NOT_DUE: "why",
+    Outcome.SKIPPED: "state",
+    Outcome.QUARANTINED: "reason",
+    Outcome.ERROR: "error",
+    Outcome.HELD: "instead_of",
+}
 
 
 class SweepTelemetry:
@@ -210,6 +223,9 @@ class SweepTelemetry:
         self._kind = kind
         #: Ordinary decisions that wait for more of their outcome, to share a line of LINE; of one tick.
         self._waiting: dict[tuple[Outcome, str, int], list[Decision]] = {}
+        #: What one tick decided and the settings do not explain: how many, and the first of them.
+        self._unexpected: Counter[Outcome] = Counter()
+        self._named: dict[Outcome, list[Decision]] = {}
         #: The ticks since the last line about ticks: how many, how long, what was decided, and the last trace id.
         self._ticks, self._seconds = 0, 0.0
         self._counts: Counter[Outcome] = Counter()
@@ -226,11 +242,12 @@ class SweepTelemetry:
         second after an outage. A decision that needs an operator has a line of its own.
         """
         self._count(decisions)
+        self._note_unexpected(decisions)
         for decision in decisions:
             level = logging.WARNING if decision.missing or decision.closed else _ALARMING.get(decision.outcome)
             if level is None:
-                # An entry in grace or protected has not changed.
-                unchanged = decision.outcome is Outcome.IN_GRACE or decision.detail == PROTECTED
+                # An entry in grace, held or protected has not changed.
+                unchanged = decision.outcome in (Outcome.IN_GRACE, Outcome.HELD) or decision.detail == PROTECTED
                 key = decision.outcome, trace_id, logging.DEBUG if unchanged else logging.INFO
                 alike = self._waiting.setdefault(key, [])
                 alike.append(decision)
@@ -250,6 +267,36 @@ class SweepTelemetry:
         for key in list(self._waiting):
             self._log_ordinary(*key)
 
+    def _note_unexpected(self, decisions: Sequence[Decision]) -> None:
+        for decision in decisions:
+            outcome = decision.outcome
+            ends = outcome is Outcome.NOT_FOUND or (outcome is Outcome.SKIPPED and decision.why)
+            if ends or outcome is Outcome.HELD:
+                self._unexpected[outcome] += 1
+                if len(named := self._named.setdefault(outcome, [])) < NAMED:
+                    named.append(decision)
+
+    def _warn_unexpected(self, report: SweepReport, *, woken: bool) -> None:
+        """One warning for each outcome of this tick that the settings do not explain."""
+        found, named = self._unexpected, self._named
+        self._unexpected, self._named = Counter(), {}
+        if 2 * found[Outcome.NOT_FOUND] <= report.candidates or report.candidates < BULK:
+            del found[Outcome.NOT_FOUND]
+        if woken:
+            del found[Outcome.HELD]  # the next tick over the whole index holds the same entries
+        for outcome, count in found.items():
+            about = self._about | {"outcome": outcome.value, "count": count, "trace_id": report.trace_id}
+            about[self._kind.words.entries] = [self._fields_of(decision) for decision in named[outcome]]
+            if outcome is Outcome.HELD:
+                because = {"because": report.held_because}
+                log.warning("entries are held, because no entry of the kind was seen alive", extra=about | because)
+                continue
+            self._metrics.unexpected.labels(self._shard, self._kind.name, outcome).inc(count)
+            if outcome is Outcome.NOT_FOUND:
+                log.warning("most entries of a tick had no hash", extra=about)
+            else:
+                log.warning("entries have ended in a way that the settings do not name", extra=about)
+
     def paged(self) -> None:
         """A page of a tick was decided."""
         self._metrics.redis_up.labels(self._shard).set(1)
@@ -262,6 +309,7 @@ class SweepTelemetry:
     def ticked(self, report: SweepReport, *, woken: bool = False) -> None:
         """A tick that reached its end or was cut short. A woken tick is logged together with later ticks."""
         self.flush()
+        self._warn_unexpected(report, woken=woken)
         self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
         # The other entries were counted with their decisions.
@@ -325,6 +373,9 @@ class SweepTelemetry:
         self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)
         self._metrics.quarantined_entries.labels(self._shard, self._kind.name).set(backlog.quarantined)
         self._metrics.far_ahead.labels(self._shard, self._kind.name).set(backlog.far_ahead)
+        if self._kind.proof:
+            self._metrics.held_entries.labels(self._shard, self._kind.name).set(backlog.held)
+            self._metrics.unproven.labels(self._shard, self._kind.name).set(not backlog.proven)
         if self._kind.protected:
             self._metrics.protected_entries.labels(self._shard, self._kind.name).set(backlog.protected)
             self._metrics.oldest_protected.labels(self._shard, self._kind.name).set(backlog.oldest_protected_seconds)

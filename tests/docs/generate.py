@@ -36,6 +36,7 @@ from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
 from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.search import ShowDocument
+from sweeperd.ops.status import KindAcceptDocument
 from sweeperd.runtime.once import OnceDocument
 from tests.docs.documents import ROOT
 from tests.docs.webhook import EVENTS, Body
@@ -162,6 +163,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "endpoints-skip": SkipDocument,
     "endpoints-test": TrialDocument,
     "expired-count": ExpiredCountDocument,
+    "kinds-accept": KindAcceptDocument,
     "ledger-show": LedgerDocument,
     "once": OnceDocument,
     "quarantine-adopt": AdoptDocument,

@@ -27,7 +27,7 @@ from tests.topology.servers import cluster
 KILLS = int(os.environ.get("SWEEPERD_TEST_KIND_KILLS", "3"))
 BURST = int(os.environ.get("SWEEPERD_TEST_KIND_BURST", "200"))
 REPLICAS = 2
-STEMS = ("seats:", "locks:", "permits:", "sessions:", "users:", "sweeperd:ticks:", "sweeperd:lease:")
+STEMS = ("seats:", "locks:", "permits:", "sessions:", "users:", "sweeperd:ticks:", "sweeperd:lease:", "sweeperd:proofs")
 
 
 class Webhooks:

@@ -58,10 +58,10 @@ class World(play.World):
         kind = reservations_kind(self.shard.keys, SETTINGS)
         left = [rival]
 
-        def call(entry: bytes, trace_id: str) -> Any:
+        def call(entry: bytes, trace_id: str, proven: bool = True, /) -> Any:
             if left:
                 left.pop()()
-            return kind.call(entry, trace_id)
+            return kind.call(entry, trace_id, proven)
 
         return self.another(dataclasses.replace(kind, call=call, grace_scan=None))
 

@@ -237,9 +237,17 @@ class Book:
             for name in ("reservation:ttl", "seats:ttl"):
                 index = book.server.value(book.key(name))
                 for member, score in index.items() if index is not None else ():
-                    if score < kernels.KERNEL.wall() * 1000 - 30_000:
+                    if score < kernels.KERNEL.wall() * 1000 - 30_000 and not self._is_held(book, member):
                         found.append(f"{member.decode()} is overdue")
         return found
+
+    @staticmethod
+    def _is_held(book: ShardBook, member: bytes) -> bool:
+        """Whether an unproven kind leaves this entry in the index until an operator acts."""
+        if book.server.value(book.key("sweeperd:proofs")) or not member.startswith(b"s-"):
+            return False
+        fields = book.server.value(book.key(f"seats:hold:{member.decode()}"))
+        return fields is None or fields.get(b"state") not in (b"HELD", b"EXPIRED")
 
     def filters(self, endpoint: str) -> list[EventFilter]:
         """What an endpoint asks for, before and after a reload."""
@@ -260,8 +268,10 @@ class Book:
         found = []
         for book in self.shards:
             for name in ("reservation:ttl", "seats:ttl", "sweeperd:quarantine", "sweeperd:quarantine:seat-hold"):
-                if index := book.server.value(book.key(name)):
-                    found.append(f"{name} has {len(index)} entries")
+                index = book.server.value(book.key(name))
+                entries = [member for member, _ in index.items() if not self._is_held(book, member)] if index else []
+                if entries:
+                    found.append(f"{name} has {len(entries)} entries")
             found += [f"{budget!r} drifts by {by}" for budget, by in book.excess.items() if by]
             notes = book.server.value(book.key("sweeperd:groups"))
             for endpoint in settings.webhooks.endpoints:

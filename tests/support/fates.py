@@ -108,7 +108,7 @@ class World:
             script=Script("fates", FATES),
             explainer=Script("fates", FATES),
             index_check=Script("ops/reconcile_entry"),
-            call=lambda entry, _: Call([INDEX, JOURNAL], [entry, self.now]),
+            call=lambda entry, *_: Call([INDEX, JOURNAL], [entry, self.now]),
             decision=lambda entry, reply: Decision(entry, Outcome(reply[0].decode()), lag_ms=sum(reply[1:])),
             grace_scan=GraceScan(Script("grace_scan", GRACE_SCAN), [JOURNAL]) if self.scan else None,
         )

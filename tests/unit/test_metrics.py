@@ -24,6 +24,9 @@ CONTRACT: dict[str, tuple[str, set[str]]] = {
     "sweeperd_far_ahead_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_protected_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_oldest_protected_seconds": ("gauge", {"shard", "kind"}),
+    "sweeperd_held_entries": ("gauge", {"shard", "kind"}),
+    "sweeperd_unproven_kind": ("gauge", {"shard", "kind"}),
+    "sweeperd_unexpected_outcomes_total": ("counter", {"shard", "kind", "outcome"}),
     "sweeperd_quarantined_entries": ("gauge", {"shard", "kind"}),
     "sweeperd_missing_budgets_total": ("counter", {"shard", "kind"}),
     "sweeperd_closed_budgets_total": ("counter", {"shard"}),
@@ -80,6 +83,8 @@ def filled(*, tenant_label: bool = True) -> Metrics:
         metrics.sweep.far_ahead,
         metrics.sweep.protected_entries,
         metrics.sweep.oldest_protected,
+        metrics.sweep.held_entries,
+        metrics.sweep.unproven,
     ):
         gauge.labels("s1", "reservations").set(1)
     metrics.webhooks.waiting("s1", "billing", 1, 1)
@@ -138,6 +143,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_sweeps_total": [("s1", "reservations", result) for result in ("error", "ok", "standby")],
         "sweeperd_candidates_total": sorted(("s1", "reservations", outcome) for outcome in Outcome),
         "sweeperd_missing_budgets_total": [("s1", "reservations")],
+        "sweeperd_unexpected_outcomes_total": [("s1", "reservations", each) for each in ("not_found", "skipped")],
         "sweeperd_closed_budgets_total": [("s1",)],
         "sweeperd_expiry_spikes_total": [("s1",)],
         "sweeperd_quarantined_total": [("s1", "reservations", "WRONG_TYPE")],

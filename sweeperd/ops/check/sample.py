@@ -7,8 +7,8 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.check.findings import CheckResult, failure, warning
 from sweeperd.ops.reconcile import Fault
 from sweeperd.ops.reconcile.subjects import Subject as WalkSubject
-from sweeperd.ops.show import explain
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.sample import SampledEntry

@@ -479,7 +479,7 @@ class SumCounters(Counters):
         held: dict[Counted, tuple[int, int]],
         values: dict[Counted, set[bytes | None]],
     ) -> None:
-        calls = [self._subject.kind.call(entry, "") for entry in ids]
+        calls = [self._subject.kind.call(entry, "", True) for entry in ids]
         for entry, (outcome, deadline, *holdings) in zip(ids, self._subject.run(self._script, calls), strict=True):
             active = outcome.decode() not in (Outcome.SKIPPED, Outcome.NOT_FOUND)
             for key, name, text, value in holdings:

@@ -200,7 +200,7 @@ class ConfiguredKind(Subject):
         return (sight for sight in self.faults(ids) if sight.mark != Fault.ORPHAN.value.encode())
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        decide = self.kind.call(entry, "")
+        decide = self.kind.call(entry, "", True)  # as a proven kind: `skipped` tells what has ended
         return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:

@@ -16,6 +16,7 @@ from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
 from sweeperd.sweep.far_ahead import read_far_ahead
+from sweeperd.sweep.proof import is_proven
 
 #: How many hints wait at most until they are read again.
 WAITING = 50_000
@@ -45,7 +46,12 @@ def reconcile(
             subject.throttle.raise_rate(counters.passes * subject.size / within)
         if resume is not None and resume.run_id != subject.keyspace.run_id:
             resume = None
-        return _Walk(subject, counters, limit, resume, checkpoint).run()
+        report = _Walk(subject, counters, limit, resume, checkpoint).run()
+        if not report.found[Fault.LOST] and not is_proven(subject.shard, subject.kind):
+            # To a kind with a wrong `key` each entry looks like an orphan. A lost hash shows that the key is right.
+            orphan = f"{Fault.ORPHAN}:"
+            report.mendable = {key: seen for key, seen in report.mendable.items() if not seen.startswith(orphan)}
+        return report
 
 
 def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:

@@ -11,14 +11,16 @@ do
   -- 3 March 1973 in ms. A deadline below is in seconds, and would expire at once.
   local EARLIEST = 100000000000
   local key, index, events, quarantine, guarded, id, tenant
+  -- Whether no entry of the kind was seen alive yet, so that its settings may be wrong.
+  local unproven
   -- The score of the entry in `guarded`, as text, if the entry is a protected one.
   local since
 
   -- keys: the entry's hash, the index, the event stream, the quarantine; if entries can be protected, `guarded`: the
-  -- protected entries. no_hash: the name of a missing hash of this kind.
-  local function open(keys, entry_id, no_hash)
+  -- protected entries. no_hash: the name of a missing hash of this kind. proven: '1' if an entry was seen alive.
+  local function open(keys, entry_id, no_hash, proven)
     key, index, events, quarantine, guarded = keys[1], keys[2], keys[3], keys[4], keys[5]
-    id, tenant = entry_id, ''
+    id, tenant, unproven = entry_id, '', proven ~= '1'
     entry_key, absent_key = key, no_hash
     since = guarded and call('ZSCORE', guarded, id)
   end
@@ -73,14 +75,24 @@ do
     return row
   end
 
-  -- Removes the index entry and changes nothing else.
-  local function drop(outcome, detail)
-    local reply, refusal = {outcome, detail and string.sub(detail, 1, 64)}, cannot_leave()
+  -- Removes the index entry and changes nothing else. why: what the settings do not know about this end.
+  local function drop(outcome, detail, why)
+    local reply, refusal = {outcome, detail and string.sub(detail, 1, 64), why}, cannot_leave()
     if refusal then
       return refusal
     end
     leave()
     return reply
+  end
+
+  -- The same for an entry that a wrong setting would drop too. While the kind is unproven, the entry stays. told:
+  -- whether the settings name all other ends, so that this one is unexpected.
+  local function drop_unknown(outcome, detail, why, told)
+    why = string.sub(why or '', 1, 256)
+    if unproven then
+      return {'held', outcome, why}
+    end
+    return drop(outcome, detail, told and why or nil)
   end
 
   -- Sets the score in the index; and the deadline in the hash, if the field is named.
@@ -175,7 +187,8 @@ do
   end
 
   entry = {
-    open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop, move = move,
+    open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop,
+    drop_unknown = drop_unknown, move = move,
     protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
   }
 end

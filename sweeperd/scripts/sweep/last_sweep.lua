@@ -8,6 +8,7 @@
 -- ARGV[4] -> 1; 0 if the tick stopped before the end of the due entries
 -- ARGV[5] -> how many entries have expired since this process's last note
 -- ARGV[6] -> the score up to which each entry was decided, ms; '' if the tick was cut short or not well
+-- ARGV[7] -> how many entries an unproven kind held; '' if the tick does not know.  ARGV[8] -> the likely cause
 --
 -- Returns the total.
 --
@@ -42,6 +43,12 @@ local words = {'at', ARGV[1], 'by', ARGV[2], 'seconds', ARGV[3], 'complete', ARG
 if ARGV[6] ~= '' then
   words[#words + 1] = 'seen'
   words[#words + 1] = ARGV[6]
+end
+if ARGV[7] ~= '' then
+  words[#words + 1] = 'held'
+  words[#words + 1] = ARGV[7]
+  words[#words + 1] = 'held_because'
+  words[#words + 1] = ARGV[8]
 end
 redis.call('HDEL', KEYS[1], ARGV[6] == '' and 'seen' or '')
 redis.call('HSET', KEYS[1], unpack(words))

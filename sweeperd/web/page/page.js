@@ -21,7 +21,8 @@
     const swept = kind.tick === null ? "not swept yet" : `swept ${span(between(kind.tick.at, now))} ago`;
     const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
     const kept = kind.protected ? `, ${counted.format(kind.protected)} protected` : "";
-    return `${kind.kind}: ${counted.format(kind.due)} due${kept}${aside}, ${swept}`;
+    const held = kind.held ? `, ${counted.format(kind.held)} held` : "";
+    return `${kind.kind}: ${counted.format(kind.due)} due${held}${kept}${aside}, ${swept}`;
   }
 
   // ---- elements

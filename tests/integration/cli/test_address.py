@@ -1,6 +1,7 @@
 """Every command names the Redis that it works on: in the first line of a table, in `address`, or on standard error."""
 
 import json
+import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from sweeperd.cli import main
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
 from tests.support.harness import reserve
+from tests.support.kind_settings import SEAT_HOLD
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
@@ -39,6 +41,7 @@ LINES = [
     ["quarantine", "adopt", "r1", "--yes"],
     ["dead-letters", "replay", "--all", "--yes"],
     ["dead-letters", "drop", "--all", "--yes"],
+    ["kinds", "accept", "seat-hold", "--yes"],
     ["endpoints", "pause", "billing", "--yes"],
     ["endpoints", "resume", "billing", "--yes"],
     ["endpoints", "skip", "billing", "evt_1", "--yes"],
@@ -76,6 +79,7 @@ def environment(
         "SWEEPERD_CONFIG": "/dev/null",
         "SWEEPERD_REDIS__URL": server.url.replace("redis://", f"redis://someone:{PASSWORD}@"),
         "SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps([{"name": "billing", "url": receiver.url}]),
+        "SWEEPERD_KINDS": json.dumps([tomllib.loads(SEAT_HOLD)["kinds"][0]]),
     }
     shard.client.execute_command("ACL", "DELUSER", "someone")
 
@@ -166,6 +170,7 @@ WITHOUT_SECRETS = [
     ["quarantine", "list"],
     ["dead-letters", "replay", "--all", "--yes"],
     ["endpoints", "list"],
+    ["kinds", "accept", "seat-hold", "--yes"],
     ["endpoints", "pause", "billing", "--yes"],
     ["reconcile"],
     ["actions"],

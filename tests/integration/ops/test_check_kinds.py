@@ -9,6 +9,8 @@ from pydantic import SecretStr
 from sweeperd.ops.acl import acl_users
 from sweeperd.ops.check import CheckFinding, check_shard
 from sweeperd.store import Shard
+from sweeperd.sweep import kinds_of
+from sweeperd.sweep.proof import prove
 from tests.lua.kinds.world import DEADLINE, SEATS, scripted, settings_of
 from tests.support.kind_settings import hold_seats
 from tests.support.servers import Server
@@ -79,6 +81,19 @@ def test_the_sample_covers_the_whole_index(server: Server, client: redis.Redis) 
 def test_entries_that_have_all_ended(server: Server, client: redis.Redis) -> None:
     hold_seats(client, "h1", 1, DEADLINE, state="EXPIRED")
     assert finding(server, SEATS).level.value == "ok"
+
+
+def test_entries_that_have_ended_as_over_names(server: Server, client: redis.Redis) -> None:
+    hold_seats(client, "h1", 1, DEADLINE, state="SOLD")
+    assert finding(server, SEATS).level.value == "failure"
+    assert finding(server, SEATS | {"over": {"state": "SOLD"}}).level.value == "ok"
+
+
+def test_leftovers_of_a_proven_kind_are_a_warning(server: Server, client: redis.Redis, shard: Shard) -> None:
+    kind = kinds_of(settings_of(SEATS), shard)["seat-hold"]
+    prove(shard, kind)
+    client.zadd("seats:ttl", {"gone": DEADLINE})
+    assert finding(server, SEATS).level.value == "warning"
 
 
 def test_an_empty_index(server: Server) -> None:

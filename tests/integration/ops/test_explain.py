@@ -8,10 +8,10 @@ outcome, reason and error in tests/lua is compared, and any change that asking m
 import pytest
 import redis
 
-from sweeperd.ops.show import Explanation, explain
 from sweeperd.store import Shard
 from sweeperd.store.scripts import Script, source
 from sweeperd.sweep import Outcome
+from sweeperd.sweep.explanation import Explanation, explain
 from tests.lua.builders import NOW, RID, Snapshot, World, frozen, seed
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.support.builders import reservations_kind

@@ -198,7 +198,7 @@ def test_it_decides_as_the_built_in_does(client: redis.Redis) -> None:
                 outcome, reason = words.get(reply[0], reply[0]), reply[1] if reply[0] == "quarantined" else ""
             else:
                 kind = deciding(client, prefix)
-                decision = kind.decision(RID, kind.script.run(client, kind.call(RID, TRACE)))
+                decision = kind.decision(RID, kind.script.run(client, kind.call(RID, TRACE, True)))
                 outcome, reason = str(decision.outcome), decision.detail if decision.outcome == "quarantined" else ""
             content, stem = world.snapshot(), prefix.encode() + b"budget:"
             budgets = {key.removeprefix(stem): value for key, value in content.items() if key.startswith(stem)}
@@ -216,7 +216,7 @@ def test_it_decides_the_whole_fixture(client: redis.Redis, prefix: str) -> None:
     assert len(due) > 200
     kept: dict[bytes, Any] = {}
     for entry in due:
-        if kind.decision(entry, kind.script.run(client, kind.call(entry, TRACE))).outcome == "not_due":
+        if kind.decision(entry, kind.script.run(client, kind.call(entry, TRACE, True))).outcome == "not_due":
             kept[entry] = client.zscore(kind.index, entry)
     with redis.Redis(
         connection_pool=redis.ConnectionPool(**client.connection_pool.connection_kwargs | {"decode_responses": True})

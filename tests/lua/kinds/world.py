@@ -101,8 +101,8 @@ class Seats:
     def show(self, name: str = "s1", **fields: Any) -> None:
         self.client.hset(self.key(f"seats:{name}"), mapping={"free": 10, "held": 5} | fields)
 
-    def run(self, entry: bytes = ID, *, at: int | None = None) -> Decision:
-        call = self.kind.call(entry, TRACE)
+    def run(self, entry: bytes = ID, *, at: int | None = None, proven: bool = True) -> Decision:
+        call = self.kind.call(entry, TRACE, proven)
         script = self.kind.script if at is None else at_moment(self.kind.script.source, at)
         return self.kind.decision(entry, script.run(self.client, call))
 

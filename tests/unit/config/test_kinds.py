@@ -70,6 +70,14 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('{ state = "EXPIRED", expired_at = "1" }', "sweeperd itself"),
         ('{ state = "EXPIRED", expires_at = "1" }', "deadline"),
     ],
+    "over": [
+        ('{ other = "SOLD" }', "no field of active"),
+        ('{ state = ["SOLD", "HELD"] }', "is active"),
+        ("{ state = [] }", "at least 1"),
+        ("{ state = 1 }", "valid list"),
+        ('{ state = ["SOLD", "VOID"] }', None),
+        ('{ state = "SOLD" }', None),
+    ],
     "event": [('["id"]', "sweeperd itself"), ('["expired_at"]', "sweeperd itself"), ('["a", "a"]', "once")],
     "give_back": [
         ('["hincrby a b 1"]', "did you mean HINCRBY?"),

@@ -1,0 +1,55 @@
+"""`sweeperd kinds accept`: prove a kind by hand."""
+
+from collections.abc import Iterator
+
+import click
+
+from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.shards import check_name
+from sweeperd.ops.actions import Action
+from sweeperd.ops.status import AcceptedKind, KindAcceptDocument
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Backlog
+from sweeperd.sweep.proof import prove
+from sweeperd.sweep.sweeper import measured
+
+
+@click.group("kinds")
+def command() -> None:
+    """The configured kinds."""
+
+
+@command.command("accept")
+@click.argument("name")
+@changing
+def accept(change: Change, name: str) -> None:
+    """
+    Declare that the settings of a kind are right, although none of its entries was seen alive.
+
+    The next tick takes the held entries out of the index: those without a hash, and those whose state the settings do
+    not name. Nothing is given back for them and no event tells of them. First see `sweeperd check` and `sweeperd show`.
+    """
+    check_name("kind", name, [kind.name for kind in change.settings.kinds])
+
+    def find(shard: Shard) -> Backlog:
+        return measured(shard, kinds_of(change.settings, shard)[name], shard.read_clock())
+
+    found = change.each(find)
+    unproven = [(shard, backlog) for shard, backlog in found if not backlog.proven]
+    if unproven:
+        held = sum(backlog.held for _, backlog in unproven)
+        because = next((f" ({backlog.held_because})" for _, backlog in unproven if backlog.held_because), "")
+        change.confirm(f"Accept the settings of {name}? {held} entries are held{because} and will leave the index.")
+    accepted = [AcceptedKind(shard=shard.name, accepted=False, held=0) for shard, each in found if each.proven]
+
+    def work(shard: Shard, backlog: Backlog) -> Iterator[Changed]:
+        prove(shard, kinds_of(change.settings, shard)[name])
+        yield name, 1
+        accepted.append(AcceptedKind(shard=shard.name, accepted=True, held=backlog.held))
+
+    change.act(Action.ACCEPT_KIND, unproven, work)
+    change.report(KindAcceptDocument(kind=name, shards=accepted, down=change.down))
+    for each in accepted:
+        text = f"is accepted; held: {each.held}" if each.accepted else "is proven already"
+        change.output.say(f"{name} {text} on {each.shard}")

@@ -1,0 +1,40 @@
+"""Asks the script of a kind what it would decide and write now. Nothing is written."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sweeperd.store.errors import describe, is_server_trouble
+from sweeperd.store.scripts import batches
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.kind import Decision, Kind, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The decision of a sweep about one entry now. `writes`: the commands, in order, each with the arguments."""
+
+    decision: Decision
+    writes: tuple[tuple[bytes, ...], ...]
+
+
+def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, proven: bool = True) -> list[Explanation]:
+    """
+    Ask the kind's script about each id, `batch` ids in one round trip. `proven`: as if the kind is proven. If the sweep
+    of an entry would fail, the outcome is `error`. Raises redis.RedisError if the server as a whole cannot answer.
+    """
+
+    def explanation(entry: bytes, reply: Any) -> Explanation:
+        if isinstance(reply, Exception):
+            if is_server_trouble(reply):
+                raise reply
+            return Explanation(Decision(entry, Outcome.ERROR, describe(reply)), ())
+        answer, writes = reply
+        return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
+
+    found = []
+    for part in batches(ids, batch):
+        # No event is written, so the trace id is empty.
+        replies = kind.explainer.run_many(shard.client, [kind.call(entry, "", proven) for entry in part])
+        found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
+    return found

@@ -1,0 +1,133 @@
+"""
+Keeps whether a configured kind is proven: one of its entries was seen alive under these settings.
+
+One wrong word in `key` or `active` names no living entry, and each due entry would leave the index as `not_found` or
+`skipped`. So the script of an unproven kind leaves such entries where they are.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+
+import redis
+
+from sweeperd.store.errors import describe, is_server_trouble
+from sweeperd.store.scripts import batches
+from sweeperd.store.shard import Shard
+from sweeperd.sweep.explanation import explain
+from sweeperd.sweep.kind import Decision, Kind, Outcome
+from sweeperd.sweep.sample import MOST, spread
+from sweeperd.text import decode
+
+log = logging.getLogger(__name__)
+
+#: How many entries are asked about in one round trip.
+TOGETHER = 10
+#: How many causes of held entries are told apart in one tick.
+CAUSES = 100
+
+
+def is_proven(shard: Shard, kind: Kind) -> bool:
+    """Whether any process has proven the kind. False if the user may not read that. Raises redis.RedisError."""
+    if not kind.proof:
+        return True
+    try:
+        return shard.client.hget(shard.keys.proofs, kind.proof.decode()) is not None
+    except redis.ResponseError as error:
+        if is_server_trouble(error):
+            raise
+        return False
+
+
+def prove(shard: Shard, kind: Kind) -> None:
+    """Note that the kind is proven. Raises redis.RedisError."""
+    shard.client.hset(shard.keys.proofs, kind.proof.decode(), str(shard.clock.now_ms()))
+
+
+class Proof:
+    """What one process knows of the proof of one kind on one shard. Not to be shared by threads."""
+
+    def __init__(self, shard: Shard, kind: Kind) -> None:
+        self._shard = shard
+        self._kind = kind
+        #: Whether an entry was seen alive, and whether Redis knows.
+        self.proven = self._noted = not kind.proof
+        self._refusal_logged = False
+
+    def begin(self, *, whole: bool) -> Decision | None:
+        """
+        A tick begins. `whole`: over the whole index, so that a sample is taken. Returns the decision about an entry of
+        the sample if it shows that the kind's script is broken, else None. Raises redis.RedisError.
+        """
+        if self.proven:
+            self._note()
+        elif is_proven(self._shard, self._kind):
+            self.proven = self._noted = True
+        elif whole:
+            return self._sample()
+        return None
+
+    def _sample(self) -> Decision | None:
+        shard, kind = self._shard, self._kind
+        ids = [entry for entry, _ in spread(shard, kind.index, int(shard.client.zcard(kind.index)), MOST)]
+        # The first entry is asked about alone: a script that has to be killed is not sent for others.
+        for part in (ids[:1], *batches(ids[1:], TOGETHER)):
+            decisions = [each.decision for each in explain(shard, kind, part, TOGETHER)]
+            for each in decisions:
+                if each.outcome is Outcome.ERROR and kind.is_broken_by(redis.ResponseError(each.detail)):
+                    return each
+            if self.decided(decisions):
+                break
+        return None
+
+    def decided(self, decisions: Sequence[Decision]) -> bool:
+        """Returns whether the kind is proven, by one of these decisions at the latest. Raises redis.RedisError."""
+        if not self.proven and any(decision.outcome.shows_life for decision in decisions):
+            self.proven = True
+            self._note()
+        return self.proven
+
+    def _note(self) -> None:
+        """If Redis refuses (full, no right), this process alone knows, and tries again at each tick."""
+        if self._noted:
+            return
+        try:
+            prove(self._shard, self._kind)
+            self._noted = True
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise
+            if not self._refusal_logged:
+                about = {"shard": self._shard.name, **self._kind.log_fields}
+                log.warning("the proof of a kind cannot be noted", extra=about | {"error": describe(error)})
+            self._refusal_logged = True
+
+
+class HeldCauses:
+    """Why the entries of one tick were held."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        self._causes: Counter[str] = Counter()
+        #: Whether an entry was decided in another way, so that it has a hash.
+        self._others = False
+
+    def add(self, decisions: Sequence[Decision]) -> None:
+        """The decisions of a batch."""
+        for decision in decisions:
+            if decision.outcome is not Outcome.HELD:
+                self._others = True
+            elif decision.why in self._causes or len(self._causes) < CAUSES:
+                self._causes[decision.why] += 1
+
+    @property
+    def likely(self) -> str:
+        """The most frequent cause, for people; empty if nothing was held."""
+        if not self._causes:
+            return ""
+        ((why, _),) = self._causes.most_common(1)
+        if why:
+            return why
+        index, key = decode(self._kind.index), decode(self._kind.hash_key(b"{id}"))
+        some = self._others or len(self._causes) > 1
+        return f"entries of {index} have no hash {key}" if some else f"no entry of {index} has a hash {key}"

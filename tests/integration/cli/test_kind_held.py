@@ -1,0 +1,105 @@
+"""What `--once`, `status`, `show` and `kinds accept` say of the entries that an unproven kind holds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from tests.integration.cli.test_schemas import check
+from tests.integration.conftest import Ran, Sweeperd
+from tests.support.kind_settings import SEAT_HOLD, hold_seats
+
+DEADLINE = 1_700_000_000_000
+BECAUSE = "state is HELD, active says held"
+
+
+class Held:
+    """Seats under settings in which one word is wrong: five holds and two entries without a hash."""
+
+    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path) -> None:
+        self.client, self.config, self._run = client, config, run
+        config.write_text(SEAT_HOLD.replace('active = { state = "HELD" }', 'active = { state = "held" }'))
+        for number in range(5):
+            hold_seats(client, f"h{number}", 1, DEADLINE)
+        client.zadd("seats:ttl", {"gone-1": DEADLINE, "gone-2": DEADLINE})
+
+    def run(self, *arguments: str) -> Ran:
+        return self._run("--config", str(self.config), *arguments)
+
+    def once(self) -> tuple[int, dict[str, Any]]:
+        ran = self.run("--once", "--json")
+        check("once", ran.document)
+        return ran.code, {key: count for key, count in ran.document.items() if count and key in ran.document}
+
+    def status(self) -> dict[str, Any]:
+        document = self.run("status", "--json").document
+        check("status", document)
+        return dict(document["shards"][0]["kinds"][0])
+
+
+@pytest.fixture
+def held(client: redis.Redis, sweeperd: Sweeperd, tmp_path: Path) -> Held:
+    return Held(client, sweeperd, tmp_path / "config.toml")
+
+
+def test_what_is_held_ends_a_run_with_1_and_shows_in_the_status(held: Held) -> None:
+    for _ in range(2):
+        code, document = held.once()
+        assert (code, document["held"], document["candidates"]) == (1, 7, 7)
+        assert held.client.zcard("seats:ttl") == 7
+    row = held.status()
+    assert (row["proven"], row["held"], row["held_because"], row["due"]) == (False, 7, BECAUSE, 7)
+    text = held.run("status")
+    assert (text.code, BECAUSE in text.err, "sweeperd check" in text.err) == (0, True, True)
+    shown = held.run("show", "h0", "--kind", "seat-hold", "--json").document["shards"][0]["sweep"]
+    assert (shown["outcome"], shown["writes"]) == ("held", [])
+    assert BECAUSE in shown["why"]
+
+
+def test_an_operator_accepts_the_settings(held: Held) -> None:
+    held.once()
+    asked = held.run("kinds", "accept", "seat-hold")
+    assert (asked.code, held.client.exists("sweeperd:proofs")) == (2, 0), "without --yes and a terminal"
+    done = held.run("kinds", "accept", "seat-hold", "--yes", "--json")
+    check("kinds-accept", done.document)
+    assert done.document["shards"] == [{"shard": "default", "accepted": True, "held": 7}]
+    (action,) = held.run("actions", "--json").document["actions"]
+    assert (action["action"], action["target"], action["count"]) == ("accept-kind", "seat-hold", 1)
+    row = held.status()
+    assert (row["proven"], row["held"]) == (True, 0)
+    code, document = held.once()
+    assert (code, document["skipped"], document["not_found"]) == (0, 5, 2)
+    assert held.client.zcard("seats:ttl") == 0
+    assert held.client.hget("seats:hold:h0", "state") == b"HELD"
+
+
+def test_a_kind_is_accepted_once(held: Held) -> None:
+    held.run("kinds", "accept", "seat-hold", "--yes")
+    again = held.run("kinds", "accept", "seat-hold", "--json")
+    assert (again.code, again.document["shards"][0]["accepted"]) == (0, False)
+    assert len(held.run("actions", "--json").document["actions"]) == 1
+
+
+@pytest.mark.parametrize("name", ["reservations", "seat-holds"])
+def test_only_a_configured_kind_is_accepted(held: Held, name: str) -> None:
+    assert held.run("kinds", "accept", name, "--yes").code == 2
+
+
+def test_a_run_releases_what_it_held_before_a_later_entry_proved_the_kind(held: Held) -> None:
+    """With the right word: 300 entries without a hash, and one living entry that no sample meets."""
+    held.config.write_text(SEAT_HOLD + "[sweep]\nbatch_size = 5\npipeline_depth = 1\n")
+    held.client.delete("seats:ttl")
+    held.client.zadd("seats:ttl", {f"x{number:04}": DEADLINE + number for number in range(1000)})
+    hold_seats(held.client, "x0004-h", 1, DEADLINE + 5)
+    code, document = held.once()
+    assert (code, document["expired"], document["not_found"], document.get("held", 0)) == (0, 1, 1000, 0)
+    assert (document["candidates"], held.client.zcard("seats:ttl")) == (1001, 0)
+
+
+def test_reconcile_removes_no_entry_that_is_held(held: Held) -> None:
+    """To a kind with a wrong key each entry looks like an orphan."""
+    held.config.write_text(SEAT_HOLD.replace('"seats:hold:{id}"', '"seats:holds:{id}"'))
+    ran = held.run("reconcile", "--kind", "seat-hold", "--repair", "--yes", "--json")
+    check("reconcile", ran.document)
+    assert (ran.code, held.client.zcard("seats:ttl")) == (1, 7)

@@ -17,6 +17,7 @@ from sweeperd.ops.check import (
     CheckLevel,
     CheckResult,
     check_endpoint,
+    check_secret_files,
     check_shard,
     failure,
     ok,
@@ -72,6 +73,8 @@ def command(
             note(finding)
         if not ledger:
             note(CheckFinding.of("configuration", "open files", open_files(settings)))
+        for finding in check_secret_files(complete) if complete else ():
+            note(finding)
         for each in shards:
             for finding in check_shard(each, settings, cycles=cycles, ledger=ledger, daemon_role=daemon_role):
                 note(finding)

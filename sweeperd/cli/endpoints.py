@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import secrets
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import click
 
@@ -292,27 +294,48 @@ def _attempt_cells(attempt: AttemptDocument) -> list[object]:
 
 @command.command("keygen")
 @click.option("--symmetric", is_flag=True, help="Make one secret (whsec_...) for both sides in place of a key pair.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the private key or the secret to this new file, which only its owner may read, and do not print it.",
+)
 @json_option
-def keygen(symmetric: bool, as_json: bool) -> None:
+def keygen(symmetric: bool, out: Path | None, as_json: bool) -> None:
     """
     Make a key pair for asymmetric signatures, or with --symmetric a shared secret. The private key or the secret goes
     into the `secrets` of an endpoint, as a file or a variable; the receiver gets the public key, or the same secret.
-    Nothing is stored.
+    Without --out nothing is stored.
     """
     if symmetric:
-        secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
-        click.echo(json.dumps({"secret": secret}) if as_json else secret)
-        return
-    from sweeperd.delivery.webhook import generate  # noqa: PLC0415 - requests is large
-
-    try:
-        private, public = generate()
-    except ImportError:
-        fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
-    if as_json:
-        click.echo(json.dumps({"private_key": private, "public_key": public}))
+        made = {"secret": "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()}
     else:
-        click.echo(f"{private}\n{public}")
+        from sweeperd.delivery.webhook import generate  # noqa: PLC0415 - requests is large
+
+        try:
+            private, public = generate()
+        except ImportError:
+            fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
+        made = {"private_key": private, "public_key": public}
+    if out is not None:
+        kept, *_ = made
+        _write_secret(out, made.pop(kept))
+        made["file"] = str(out)
+    if as_json:
+        click.echo(json.dumps(made))
+        return
+    for name, text in made.items():
+        click.echo(f"the secret is in {text}" if name == "file" else text, err=name == "file")
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret + "\n")
+    except FileExistsError:
+        fail(f"{path} exists, and a key in use must not be lost: name another file", Exit.USAGE)
+    except OSError as error:
+        fail(f"{path} cannot be written: {error.strerror}", Exit.FAILED)
 
 
 @command.command("keys")

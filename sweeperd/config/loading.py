@@ -115,6 +115,7 @@ def load(
         "directory": path.parent if path else Path(),
         "secrets": secrets,
         "files": set(),
+        "secret_files": set(),
     }
     try:
         # A file has types, and they must be right; a value from the environment is text.
@@ -127,7 +128,7 @@ def load(
             settings = Settings.model_validate(_merge(data, overrides), context=context)
         except ValidationError as error:
             raise ConfigError(explain(error, ENVIRONMENT)) from None
-    settings.watch(context["files"])
+    settings.watch(context["files"], context["secret_files"])
     for number, shard in enumerate(settings.all_shards):
         try:
             # Only now: a part may come from the file and the other part from the environment.

@@ -180,15 +180,21 @@ class Settings(Section):
     log: LogSettings = LogSettings()
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
     _watched: tuple[Path, ...] = PrivateAttr(())
+    _secret_files: tuple[Path, ...] = PrivateAttr(())
 
     @property
     def watched(self) -> tuple[Path, ...]:
         """The files with secrets, certificates and keys of the endpoints, as the settings name them."""
         return self._watched
 
-    def watch(self, files: Iterable[Path]) -> None:
-        """Note these as `watched`: for `load`."""
-        self._watched = tuple(sorted(files))
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """Those of the watched files that nobody else should read."""
+        return self._secret_files
+
+    def watch(self, files: Iterable[Path], secret: Iterable[Path]) -> None:
+        """Note these as `watched` and `secret_files`: for `load`."""
+        self._watched, self._secret_files = tuple(sorted(files)), tuple(sorted(secret))
 
     @property
     def announced(self) -> frozenset[str]:

@@ -126,6 +126,7 @@ def fetched_secret(value: object, info: ValidationInfo) -> object:
     context = info.context or {}
     if isinstance(value, str) and (path := _path(value, context)):
         context.setdefault("files", set()).add(path)
+        context.setdefault("secret_files", set()).add(path)
     return fetched(value, info)
 
 
@@ -133,6 +134,34 @@ def unread(value: object, info: ValidationInfo) -> bool:
     """True if the value is a reference and the command that loads the settings needs no secrets."""
     elsewhere = isinstance(value, str) and value.startswith(("file:", "env:", "credential:"))
     return elsewhere and not (info.context or {}).get("secrets", True)
+
+
+#: White space, and characters that nobody sees, such as a byte order mark: editors put them around a secret.
+_AROUND = r"[\s\x00-\x1f\x7f\xad\u200b-\u200f\u2060-\u2064\ufeff]+"
+_QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019"}
+
+
+def clean_secret(text: str) -> str:
+    """
+    A secret without what copying puts around it: white space, invisible characters, quotes, the `v1,` of a signature
+    before a known prefix. The prefix is in lower case. Raises ValueError if the secret looks like a damaged one: it
+    would sign, and each receiver would refuse the signature.
+    """
+    text = _strip(text)
+    while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
+        text = _strip(text[1:-1])
+    if known := re.match(rf"(?:v1a?,\s*)?({SHARED}|{PRIVATE})", text, re.IGNORECASE):
+        return known[1].lower() + text[known.end() :]
+    if PUBLIC in text.lower():
+        raise ValueError(f"{PUBLIC} is a public key, for the receiver; the secret is its private key, {PRIVATE}")
+    if damaged := re.search("whsec|whsk_", text, re.IGNORECASE):
+        prefix = SHARED if damaged[0].lower() == "whsec" else PRIVATE
+        raise ValueError(f"looks like a damaged {prefix} secret: it must be {prefix} and base64, and nothing else")
+    return text
+
+
+def _strip(text: str) -> str:
+    return re.sub(rf"\A{_AROUND}|{_AROUND}\Z", "", text)
 
 
 def check_secret(secret: str) -> None:
@@ -191,6 +220,8 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 
 def _http_url(value: SecretStr) -> SecretStr:
+    if re.search(r"[\s\x00-\x1f\x7f]", value.get_secret_value()):
+        raise ValueError("holds white space or a control character; a space within a URL is written as %20")
     authority = re.split("[/?#]", value.get_secret_value().partition("://")[2])[0]
     redis_url.check_port(authority.rpartition("@")[2])
     try:
@@ -272,6 +303,8 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
     if not context.get("secrets", True):
         return PemFile(path, "")
     context.setdefault("files", set()).add(path)
+    if info.field_name == "client_key":
+        context.setdefault("secret_files", set()).add(path)
     try:
         return PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
     except OSError as error:

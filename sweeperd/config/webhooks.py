@@ -27,6 +27,7 @@ from sweeperd.config.types import (
     check_certificates,
     check_key,
     check_secret,
+    clean_secret,
     fetched_secret,
     unread,
 )
@@ -55,8 +56,9 @@ def _secret(value: object, info: ValidationInfo) -> object:
     value = fetched_secret(value, info)
     if not isinstance(value, str):
         raise ValueError("a secret is text")  # noqa: TRY004 - pydantic takes ValueError
-    check_secret(value)
-    return value
+    secret = clean_secret(value)
+    check_secret(secret)
+    return secret
 
 
 def _start(value: object) -> object:
@@ -76,7 +78,7 @@ ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
 Format = Literal["event", "cloudevents"]
 #: The first event for the group of a new endpoint: now, the first event of the stream, or so long ago.
 Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
-#: The text unchanged: each kind of signature reads the text in its own way.
+#: The cleaned text: each kind of signature reads it in its own way.
 WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
 
 

@@ -5,7 +5,7 @@ A check changes nothing. No command tells an ordinary user whether the user may 
 is tried: with an argument that Redis refuses after the check of the rights, or on members that do not exist.
 """
 
-from sweeperd.ops.check.endpoints import check_endpoint, open_files
+from sweeperd.ops.check.endpoints import check_endpoint, check_secret_files, open_files
 from sweeperd.ops.check.findings import (
     CheckDocument,
     CheckFinding,
@@ -24,6 +24,7 @@ __all__ = [
     "CheckLevel",
     "CheckResult",
     "check_endpoint",
+    "check_secret_files",
     "check_shard",
     "failure",
     "ok",

@@ -1,7 +1,9 @@
 """Checks of the endpoints: whether the hosts answer, and how long the certificates are valid."""
 
+import contextlib
 import resource
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +50,16 @@ def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) 
     tls = endpoint.url.get_secret_value().lower().startswith("https:")
     if connect is not None and tls and host[0] is CheckLevel.OK:
         yield CheckFinding.of(where, "certificate", _handshake(endpoint, connect))
+
+
+def check_secret_files(settings: Settings) -> Iterator[CheckFinding]:
+    """A warning for each file with a secret or a key that every user of this machine may read."""
+    for path in settings.secret_files:
+        with contextlib.suppress(OSError):  # it could be read a moment ago
+            mode = path.stat().st_mode
+            if mode & stat.S_IROTH:
+                says = f"every user may read {path} (mode {stat.S_IMODE(mode):04o})"
+                yield CheckFinding.of("configuration", "secrets", warning(says, "take the right away: chmod o-r"))
 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:

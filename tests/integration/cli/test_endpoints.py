@@ -503,6 +503,24 @@ def test_keygen_prints_a_shared_secret(invoke: Run) -> None:
     assert other != secret, "a new one each time"
 
 
+@pytest.mark.parametrize("options", [(), ("--symmetric",)])
+def test_keygen_writes_a_file_for_its_owner_alone(options: tuple[str, ...], invoke: Run, tmp_path: Path) -> None:
+    path = tmp_path / "new.secret"
+    done = invoke("endpoints", "keygen", *options, "--out", str(path))
+    assert done.exit_code == 0
+    assert path.stat().st_mode & 0o777 == 0o600
+    secret = path.read_text().strip()
+    assert secret.startswith("whsec_" if options else "whsk_")
+    assert secret not in done.output
+    assert done.stdout[:5] == ("" if options else "whpk_")
+    assert str(path) in done.stderr
+    again = invoke("endpoints", "keygen", *options, "--out", str(path))
+    assert (again.exit_code, path.read_text().strip()) == (2, secret), "a key in use is not lost"
+    assert invoke("endpoints", "keygen", *options, "--out", str(tmp_path / "no" / "folder")).exit_code == 1
+    told = json.loads(invoke("endpoints", "keygen", *options, "--json", "--out", str(tmp_path / "other")).stdout)
+    assert told.keys() == ({"file"} if options else {"file", "public_key"})
+
+
 def test_keygen_prints_a_pair_that_the_settings_take(invoke: Run, tmp_path: Path) -> None:
     private, public = invoke("endpoints", "keygen").stdout.split()
     pair = json.loads(invoke("endpoints", "keygen", "--json").stdout)

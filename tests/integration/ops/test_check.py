@@ -456,6 +456,19 @@ def test_the_command(cli: Cli, server: Server, client: redis.Redis) -> None:
     assert set(told["checks"][0]) == set(header)
 
 
+def test_a_secret_that_every_user_may_read(cli: Cli, server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    for name, mode in {"open": 0o644, "group": 0o640, "own": 0o600}.items():
+        (tmp_path / name).write_text("a secret")
+        (tmp_path / name).chmod(mode)
+    names = [f"file:{tmp_path / name}" for name in ("open", "group", "own")]
+    env = environment(server.url, endpoints=[{"name": "billing", "url": "http://localhost:1", "secrets": names}])
+    told = json.loads(cli("check", env, "--json").stdout)["checks"]
+    (found,) = (each for each in told if each["check"] == "secrets")
+    assert (found["level"], found["where"], bool(found["advice"])) == ("warning", "configuration", True)
+    assert str(tmp_path / "open") in found["says"]
+    assert "0644" in found["says"]
+
+
 def test_a_dead_shard_does_not_hide_the_other(cli: Cli, server: Server) -> None:
     shards = [{"name": "dead", "url": f"redis://127.0.0.1:{free_port()}"}, {"name": "live", "url": server.url}]
     env = environment(shards=shards)

@@ -98,7 +98,7 @@ def test_the_example_of_an_endpoint_loads(tmp_path: Path) -> None:
         "billing-client.pem",
     ]
     rest = settings.model_copy(update={"webhooks": settings.webhooks.model_copy(update={"endpoints": []})})
-    rest.watch(())
+    rest.watch((), ())
     assert rest == Settings()
 
 

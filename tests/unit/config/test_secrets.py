@@ -1,6 +1,7 @@
 """Secrets in the settings: where they may stand, and that nothing shows them."""
 
 import base64
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,40 @@ def test_forms_of_a_secret(config: Load, tmp_path: Path) -> None:
     assert secret(config, f"file:{tmp_path / 'whsec'}") == WHSEC
 
 
+AROUND = {
+    "a line end": "{}\n",
+    "spaces": " {}\t",
+    "a BOM": "\ufeff{}\r\n",
+    "quotes": '"{}"',
+    "quotes and a line end": " '{}' \n",
+    "curly quotes": "\u201c{}\u201d",
+    "an invisible character": "{}\u200b",
+    "a no-break space": "\xa0{}",
+}
+PREFIXED = {"upper case": "WHSEC_", "a version": "v1,whsec_", "both": "V1, Whsec_"}
+
+
+@pytest.mark.parametrize("place", ["literal", "file", "credential", "env"])
+@pytest.mark.parametrize("text", ["plain text", WHSEC])
+@pytest.mark.parametrize("around", AROUND)
+def test_what_copying_puts_around_a_secret_is_no_part_of_it(
+    around: str, text: str, place: str, config: Load, tmp_path: Path
+) -> None:
+    damaged = AROUND[around].format(text)
+    (tmp_path / "hook").write_text(damaged, encoding="utf-8")
+    references = {"env": "env:HOOK", "file": f"file:{tmp_path}/hook", "credential": "credential:hook"}
+    settings = config(
+        ENDPOINT + f"secrets = [{json.dumps(references.get(place, damaged))}]",
+        {"HOOK": damaged, "CREDENTIALS_DIRECTORY": str(tmp_path)},
+    )
+    assert [secret.get_secret_value() for secret in settings.webhooks.endpoints[0].secrets] == [text]
+
+
+@pytest.mark.parametrize("prefix", PREFIXED)
+def test_a_known_prefix_is_understood_however_it_is_written(prefix: str, config: Load) -> None:
+    assert secret(config, WHSEC.replace("whsec_", PREFIXED[prefix])) == WHSEC
+
+
 def test_a_file_is_found_from_the_file_of_the_settings(tmp_path: Path) -> None:
     """A service runs in another directory than a person who tries out the settings."""
     (tmp_path / "one.secret").write_text("from a file\n")
@@ -42,6 +77,9 @@ def test_a_file_is_found_from_the_file_of_the_settings(tmp_path: Path) -> None:
     assert settings.webhooks.endpoints[0].secrets == [SecretStr("from a file")]
     assert settings.redis.url == SecretStr("redis://elsewhere:6379/0")
     assert settings.watched == (tmp_path / "one.secret",)
+
+
+DAMAGED = "looks like a damaged whsec_ secret: it must be whsec_ and base64, and nothing else"
 
 
 @pytest.mark.parametrize(
@@ -67,13 +105,23 @@ def test_a_file_is_found_from_the_file_of_the_settings(tmp_path: Path) -> None:
         ),
         ("env:MISSING", "the environment has no variable MISSING"),
         ("env:EMPTY", "a secret cannot be empty"),
+        ("WHSEC_", "a secret cannot be empty"),
+        ('""', "a secret cannot be empty"),
+        ("whsec_YWJj ZGVm", "what follows whsec_ is not base64"),
+        *(
+            (value, DAMAGED)
+            for value in ("whsec-YWJj", "whsecYWJj", "SECRET=whsec_YWJj", "Bearer whsec_YWJj", '"whsec_YWJj')
+        ),
+        ("env:JSON", DAMAGED),
+        ("whpk_YWJj", "whpk_ is a public key, for the receiver; the secret is its private key, whsk_"),
+        ("key: whsk_YWJj", DAMAGED.replace("whsec_", "whsk_")),
     ],
 )
 def test_a_secret_that_is_none(value: str, problem: str, config: Load, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff")
     with pytest.raises(ConfigError) as error:
-        secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": ""})
+        secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": "", "JSON": '{"key": "whsec_YWJj"}'})
     assert problems(error) == [
         f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem.replace('{tmp}', str(tmp_path))}"
     ]

@@ -7,7 +7,17 @@ import pytest
 
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
-from tests.unit.config.shared import ASTRAY, DEFAULTS, DURATION, ENDPOINT, NO_HTTP_URL, NO_REDIS_URL, flat, problems
+from tests.unit.config.shared import (
+    ASTRAY,
+    BLANK_URL,
+    DEFAULTS,
+    DURATION,
+    ENDPOINT,
+    NO_HTTP_URL,
+    NO_REDIS_URL,
+    flat,
+    problems,
+)
 
 
 def test_defaults(config: Load) -> None:
@@ -156,6 +166,15 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "Field required"),
         (ENDPOINT.replace("https:", "ftp:"), "webhooks.endpoints[0].url", NO_HTTP_URL),
+        *(
+            (ENDPOINT.replace(before, after), "webhooks.endpoints[0].url", BLANK_URL)
+            for before, after in [
+                ("https:", " https:"),
+                (".com", ".com/a b"),
+                (".com", ".com/\\t"),
+                (".com", ".com\xa0"),
+            ]
+        ),
         (ENDPOINT.replace("https://billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("billing.example.com", ""), "webhooks.endpoints[0].url", NO_HTTP_URL),
         (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", "from 1 to 65535"),

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from sweeperd.config.settings import Settings
-from sweeperd.config.types import check_prefix
+from sweeperd.config.types import check_prefix, trusted_bundle
 from sweeperd.errors import ConfigError
 
 #: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
@@ -128,7 +128,13 @@ def load(
             settings = Settings.model_validate(_merge(data, overrides), context=context)
         except ValidationError as error:
             raise ConfigError(explain(error, ENVIRONMENT)) from None
-    settings.watch(context["files"], context["secret_files"])
+    bundle = None
+    if secrets and any(each.trusts_the_environment for each in settings.webhooks.endpoints):
+        try:
+            bundle = trusted_bundle(environment)
+        except ValueError as error:
+            raise ConfigError(f"{ENVIRONMENT}: {error}") from None
+    settings.watch(context["files"], context["secret_files"], bundle)
     for number, shard in enumerate(settings.all_shards):
         try:
             # Only now: a part may come from the file and the other part from the environment.

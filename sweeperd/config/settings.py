@@ -13,6 +13,7 @@ from sweeperd.config.types import (
     HostName,
     Identifier,
     OptionalDuration,
+    PemFile,
     PositiveDuration,
     PositiveRetention,
     RedisUrl,
@@ -181,6 +182,8 @@ class Settings(Section):
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
     _watched: tuple[Path, ...] = PrivateAttr(())
     _secret_files: tuple[Path, ...] = PrivateAttr(())
+    #: The CAs of the environment. Settings differ if they have changed, so a reload takes the new ones.
+    _bundle: PemFile | None = PrivateAttr(None)
 
     @property
     def watched(self) -> tuple[Path, ...]:
@@ -192,9 +195,10 @@ class Settings(Section):
         """Those of the watched files that nobody else should read."""
         return self._secret_files
 
-    def watch(self, files: Iterable[Path], secret: Iterable[Path]) -> None:
-        """Note these as `watched` and `secret_files`: for `load`."""
-        self._watched, self._secret_files = tuple(sorted(files)), tuple(sorted(secret))
+    def watch(self, files: Iterable[Path], secret: Iterable[Path], bundle: PemFile | None = None) -> None:
+        """Note these as `watched` and `secret_files`, and the CAs of the environment: for `load`."""
+        self._watched = tuple(sorted({*files, *([bundle.path] if bundle else ())}))
+        self._secret_files, self._bundle = tuple(sorted(secret)), bundle
 
     @property
     def announced(self) -> frozenset[str]:

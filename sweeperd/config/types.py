@@ -311,6 +311,28 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
 
 
+def trusted_bundle(environment: Mapping[str, str]) -> PemFile | None:
+    """
+    The CAs, a file or a directory, that requests trusts instead of certifi's because the environment names them. Raises
+    ValueError that begins with the variable's name.
+    """
+    name = next((name for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE") if environment.get(name)), None)
+    if name is None:
+        return None
+    path = Path(environment[name])
+    try:
+        if path.is_dir():
+            stamps = sorted((each.name, each.stat().st_mtime_ns) for each in path.iterdir())
+            return PemFile(path, hashlib.sha256(repr(stamps).encode()).hexdigest())
+        bundle = PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
+        check_certificates(bundle)
+    except OSError as error:
+        raise ValueError(f"{name}: {path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    return bundle
+
+
 OptionalPemFile = Annotated[PemFile | None, BeforeValidator(_pem_file)]
 
 

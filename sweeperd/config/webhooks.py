@@ -104,6 +104,11 @@ class EndpointSettings(Section):
     client_cert: OptionalPemFile = None
     client_key: OptionalPemFile = None
 
+    @property
+    def trusts_the_environment(self) -> bool:
+        """Whether the CAs of the environment, or certifi's, verify the receiver's certificate."""
+        return self.ca is None and self.url.get_secret_value().lower().startswith("https:")
+
     @field_validator("tenants", "events", "scopes")
     @classmethod
     def _asks_for_something(cls, names: list[str] | None) -> list[str] | None:

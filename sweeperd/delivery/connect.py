@@ -39,7 +39,7 @@ def open_socket(host: str, port: int, options: Iterable[tuple[Any, ...]], deadli
     A connection whose time-out is what is left until the deadline (monotonic). `options`: for `setsockopt`. Raises
     OutOfTime, OSError, UnicodeError if no name server could know the name.
     """
-    sock = connect(RESOLVER.resolve(host, port, deadline), options, deadline)
+    sock = connect_to(RESOLVER.resolve(host, port, deadline), options, deadline)
     sock.settimeout(max(0.001, deadline - time.monotonic()))
     return sock
 
@@ -128,7 +128,7 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def connect(addresses: Sequence[Address], options: Iterable[tuple[Any, ...]], deadline: float) -> socket.socket:
+def connect_to(addresses: Sequence[Address], options: Iterable[tuple[Any, ...]], deadline: float) -> socket.socket:
     """
     A connection to the address that takes one first. Each address is tried a moment after the one before, or as soon as
     that one has failed, and the earlier ones go on meanwhile (RFC 8305): a dead address costs a moment and no attempt.

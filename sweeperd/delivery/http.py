@@ -5,8 +5,10 @@ import email.utils
 import errno
 import functools
 import http.client
+import importlib.util
 import io
 import math
+import os
 import re
 import socket
 import ssl
@@ -53,6 +55,8 @@ _REASONS = {
 #: 4xx about the endpoint, not about an event: rights, a wrong route, rights at a proxy, a time-out, gone, too many
 #: requests.
 _OF_THE_ENDPOINT = frozenset({401, 403, 404, 405, 407, 408, 410, 429})
+#: The schemes of proxies that need another package.
+_SOCKS = ("socks4", "socks4a", "socks5", "socks5h")
 #: How much of the words of a proxy is masked, characters: a status line may have 64 KB.
 PROXY_WORDS = 1024
 #: http.client begins with these words, before the status, if a proxy refuses to connect.
@@ -105,6 +109,10 @@ def tls_reason(error: ssl.SSLError) -> str:
         name = error.reason or type(error).__name__
         reason = next((words for piece, words in _REASONS.items() if piece in name), name)
     return f"TLS: {reason}"
+
+
+class UnusableProxy(requests.exceptions.InvalidProxyURL):
+    """The proxy cannot be used. The text names the variable of the environment, and nothing of the proxy's URL."""
 
 
 class Result(StrEnum):
@@ -199,6 +207,8 @@ def _http_date(text: str) -> float | None:
 
 def _reason(error: BaseException, mask: Callable[[str], str]) -> str:
     """Why there was no response, without URL and credentials."""
+    if isinstance(error, UnusableProxy):
+        return str(error)
     if isinstance(error, requests.exceptions.InvalidSchema | requests.exceptions.InvalidURL):
         return "the URL cannot be used"
     proxy = "the proxy: " if isinstance(error, requests.exceptions.ProxyError) else ""
@@ -453,8 +463,9 @@ class _Bounded:
     _connect_by = math.inf
 
     def connect(self) -> None:
-        self._connect_by = min(_exchange.deadline, time.monotonic() + self.timeout)
-        self.timeout = seconds_left(self._connect_by)
+        now = time.monotonic()
+        self._connect_by = min(_exchange.deadline, now + self.timeout)
+        self.timeout = max(0.001, self._connect_by - now)
         try:
             super().connect()  # type: ignore[misc]
         except OutOfTime:
@@ -608,6 +619,29 @@ class Transport:
                 self._adapter.pool._put_conn(connection)
         return response
 
+    @property
+    def proxy(self) -> urllib3.util.Url | None:
+        """The proxy of each request: of the endpoint, or of the environment. Raises UnusableProxy."""
+        return _parsed_proxy(requests.utils.select_proxy(self._url, self._environment["proxies"]))
+
+    def connect(self) -> Any:
+        """An open connection, made as for a request, but nothing is sent. Raises as `send`; the caller closes it."""
+        begin_exchange(self._time_limit)
+        pool = self._adapter.get_connection_with_tls_context(
+            self.request({}, b""), verify=True, proxies=self._environment["proxies"]
+        )
+        connection = pool._new_conn()
+        connection.timeout = self._timeout.connect_timeout
+        try:
+            if pool.proxy is not None and pool.scheme == "https":
+                pool._prepare_proxy(connection)
+            else:
+                connection.connect()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
     def close(self) -> None:
         self._adapter.close()
 
@@ -637,6 +671,7 @@ class _Adapter(requests.adapters.HTTPAdapter):
 
     def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
         if self.pool is None:
+            _parsed_proxy(requests.utils.select_proxy(request.url, proxies))
             pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
             pool.ConnectionCls = bounded(pool.ConnectionCls)
             self._target = super().request_url(request, proxies)
@@ -663,6 +698,25 @@ class _Adapter(requests.adapters.HTTPAdapter):
     def build_response(self, _request: Any, response: Any) -> Any:
         """urllib3's own response, without requests' wrapper."""
         return response
+
+
+def _parsed_proxy(proxy: str | None) -> urllib3.util.Url | None:
+    """Raises UnusableProxy: requests would not tell a proxy's URL from the endpoint's."""
+    if not proxy:
+        return None
+    variables = (name for name, value in os.environ.items() if value == proxy and name.lower().endswith("_proxy"))
+    where = next((f"the proxy in ${name}" for name in variables), "the proxy")
+    try:
+        parsed = urllib3.util.parse_url(proxy if "://" in proxy else f"http://{proxy}")
+    except urllib3.exceptions.LocationParseError:
+        raise UnusableProxy(f"{where} cannot be used: it is not a URL with a host") from None
+    if not parsed.host:
+        raise UnusableProxy(f"{where} cannot be used: it is not a URL with a host")
+    if parsed.scheme not in ("http", "https", *_SOCKS):
+        raise UnusableProxy(f"{where} cannot be used: it must begin with http://, https:// or socks5://")
+    if parsed.scheme in _SOCKS and importlib.util.find_spec("socks") is None:
+        raise UnusableProxy(f"{where} cannot be used: it needs the package PySocks")
+    return parsed
 
 
 def _url_auth(url: str) -> Any:

@@ -12,6 +12,7 @@ import redis
 import standardwebhooks
 
 from sweeperd.delivery.webhook import generate
+from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
@@ -213,3 +214,33 @@ def test_a_changed_file_of_an_endpoint_s_secret_is_read_again(
             reserve(client, ["r3"])
             third = receiver.wait_for(lambda requests: len(requests) == 3)[-1]
             assert shared(new)(third)
+
+
+def test_the_cas_of_the_environment_are_read_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """A receiver that gets a certificate of a new CA, and a bundle that follows."""
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+    old, new = (Authority(tmp_path / name) for name in ("old", "new"))
+    bundle = tmp_path / "bundle.pem"
+    bundle.write_bytes(Path(old.ca()).read_bytes())
+    # Each request needs a new connection, and so a handshake.
+    with Receiver(lambda *_: Answer(headers={"Connection": "close"}), tls=old.server()) as receiver:
+        settings: dict[str, object] = {
+            "webhooks__attempts": 1,
+            "webhooks__redelivery_initial": "200ms",
+            "webhooks__redelivery_max": "400ms",
+            "webhooks__probe_max": "400ms",
+        }
+        endpoints = [{"name": "billing", "url": receiver.url}]
+        env = environment(server.url, sweep__interval="200ms", endpoints=endpoints, **settings)
+        with daemon(env | {"REQUESTS_CA_BUNDLE": str(bundle)}, tmp_path) as running:
+            reserve(client, ["r1"])
+            receiver.wait_for(lambda requests: len(requests) == 1)
+            receiver.tls = new.server()
+            reserve(client, ["r2"])
+            failed = {"endpoint": "billing", "result": "failed"}
+            eventually(lambda: running.metric("sweeperd_webhook_attempts_total", **failed) >= 1)
+            (tmp_path / "next").write_bytes(Path(new.ca()).read_bytes())
+            (tmp_path / "next").rename(bundle)
+            receiver.wait_for(lambda requests: len(requests) == 2)
+            assert running.metric("sweeperd_reloads_total", result="ok") == 1

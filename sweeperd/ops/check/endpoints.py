@@ -2,13 +2,9 @@
 
 import contextlib
 import resource
-import socket
 import stat
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from urllib.parse import urlsplit
 
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.config.types import PemFile
@@ -63,25 +59,28 @@ def check_secret_files(settings: Settings) -> Iterator[CheckFinding]:
 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
-    parts = urlsplit((endpoint.proxy or endpoint.url).get_secret_value())
-    host = parts.hostname or ""
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    pool = ThreadPoolExecutor(1, thread_name_prefix="resolve")
+    # Imported late: the client of deliveries takes memory, and a check of Redis alone needs none.
+    from sweeperd.delivery.connect import RESOLVER, OutOfTime, connect_to  # noqa: PLC0415
+    from sweeperd.delivery.handshake import first_stop  # noqa: PLC0415
+
     try:
-        found = pool.submit(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM).result(RESOLVE_LIMIT)
-    except FutureTimeoutError:
-        return failure(f"{host} was not resolved within {RESOLVE_LIMIT:g} s", "see that the name server answers")
+        host, port, proxy = first_stop(endpoint)
+    except ConnectionError as error:
+        return failure(str(error), "correct the variable")
+    whose = "" if not proxy else "its proxy " if endpoint.proxy else "the proxy of the environment, "
+    try:
+        found = RESOLVER.resolve(host, port, time.monotonic() + RESOLVE_LIMIT)
+    except OutOfTime:
+        return failure(f"{whose}{host} was not resolved within {RESOLVE_LIMIT:g} s", "see that the name server answers")
     except (OSError, UnicodeError) as error:
-        return failure(f"{host} cannot be resolved: {getattr(error, 'strerror', None) or error}", "correct its url")
-    finally:
-        pool.shutdown(wait=False)
+        reason = getattr(error, "strerror", None) or error
+        return failure(f"{whose}{host} cannot be resolved: {reason}", f"correct {'the proxy' if proxy else 'its url'}")
     addresses = list(dict.fromkeys(str(row[4][0]) for row in found))
-    whose = "its proxy " if endpoint.proxy else ""
     says = f"{whose}{host} is {', '.join(addresses[:3])}{' and more' if len(addresses) > 3 else ''}"
     if connect is None:
         return ok(says)
     try:
-        socket.create_connection((host, port), timeout=connect).close()
+        connect_to(found, (), time.monotonic() + connect).close()
     except OSError as error:
         why = getattr(error, "strerror", None) or error
         return failure(f"{says}, which takes no connection on port {port}: {why}", "see that the receiver runs")
@@ -89,8 +88,7 @@ def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
 
 
 def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
-    """TLS with the receiver, through the endpoint's proxy, like a delivery. `timeout`: of each step, seconds."""
-    # Imported late: only a check with a connection needs the client of deliveries.
+    """TLS with the receiver, through the proxy, like a delivery. `timeout`: seconds."""
     from sweeperd.delivery.handshake import certificate_expiry  # noqa: PLC0415
 
     try:

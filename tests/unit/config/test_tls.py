@@ -57,6 +57,40 @@ def test_a_reload_sees_that_a_file_has_changed(directory: Path) -> None:
     assert read(directory, lines) != before
 
 
+@pytest.mark.parametrize("variable", ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
+def test_a_reload_sees_that_the_cas_of_the_environment_have_changed(directory: Path, variable: str) -> None:
+    path, environment = directory / "config.toml", {variable: str(directory / "ca.pem")}
+    path.write_text(ENDPOINT)
+    before = load(path, environment)
+    assert load(path, environment) == before
+    assert before.watched == (directory / "ca.pem",)
+    (directory / "ca.pem").write_bytes((directory / "cert.pem").read_bytes())
+    assert load(path, environment) != before
+    path.write_text(ENDPOINT + "ca = 'ca.pem'")
+    assert load(path, environment) == load(path, {}), "the endpoint names its own"
+    folder = directory / "folder"
+    folder.mkdir()
+    path.write_text(ENDPOINT)
+    before = load(path, {variable: str(folder)})
+    (folder / "new.pem").write_text("")
+    assert load(path, {variable: str(folder)}) != before
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"), [("none.pem", "cannot be read: No such file"), ("empty.pem", "holds no certificate")]
+)
+def test_cas_of_the_environment_that_cannot_be_read(directory: Path, name: str, problem: str) -> None:
+    path, environment = directory / "config.toml", {"REQUESTS_CA_BUNDLE": str(directory / name)}
+    path.write_text(ENDPOINT)
+    with pytest.raises(ConfigError) as error:
+        load(path, environment)
+    assert str(error.value).startswith("environment: REQUESTS_CA_BUNDLE: ")
+    assert problem in str(error.value)
+    load(path, environment, secrets=False)
+    path.write_text(ENDPOINT.replace("https:", "http:"))
+    load(path, environment)
+
+
 def encrypted(directory: Path) -> None:
     command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", "key.pem", "-out", "encrypted.pem"]
     subprocess.run(command, cwd=directory, check=True, capture_output=True)

@@ -11,8 +11,9 @@ import pytest
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery import handshake
-from sweeperd.delivery.handshake import certificate_expiry
+from sweeperd.delivery.handshake import certificate_expiry, first_stop
 from tests.support.authority import Authority
+from tests.support.deliveries import Sender
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Receiver
@@ -74,6 +75,40 @@ def test_a_proxy_without_credentials(authority: Authority) -> None:
     with Receiver(tls=authority.server()) as receiver, ForwardProxy() as proxy:
         assert expiry(receiver.url, ca=authority.ca(), proxy=proxy.url()).year >= 3000
         assert len(proxy.passed) == 1
+
+
+def test_the_environment_names_the_proxy_as_for_deliveries(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = EndpointSettings.model_validate({"name": "billing", "url": "https://receiver.invalid/"})
+    with Receiver(tls=authority.server()) as receiver, ForwardProxy("user:p@ss") as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url("user:p%40ss"))
+        assert expiry(receiver.url, ca=authority.ca()).year >= 3000
+        assert len(proxy.passed) == 1
+        assert first_stop(endpoint) == ("127.0.0.1", int(proxy.url().rpartition(":")[2]), True)
+        monkeypatch.setenv("NO_PROXY", "localhost,receiver.invalid")
+        assert expiry(receiver.url, ca=authority.ca()).year >= 3000
+        assert len(proxy.passed) == 1, "straight"
+        assert first_stop(endpoint) == ("receiver.invalid", 443, False)
+
+
+@pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize(
+    "value", ["http://", "http://:hush@", "proxy.example:hush", "gopher://proxy.example", "http://[::1"]
+)
+def test_a_proxy_variable_that_cannot_be_used_is_named(
+    value: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    endpoint = EndpointSettings.model_validate({"name": "billing", "url": "https://receiver.invalid/"})
+    with pytest.raises(ConnectionError) as refused:
+        first_stop(endpoint)
+    reasons = [str(refused.value), Sender("https://receiver.invalid/").once().reason]
+    with pytest.raises(ConnectionError) as refused:
+        certificate_expiry(endpoint, 5)
+    reasons.append(str(refused.value))
+    assert all(reason.startswith(f"the proxy in ${variable} cannot be used: ") for reason in reasons)
+    assert "hush" not in str(reasons)
 
 
 def test_a_receiver_that_has_nothing_against_the_client_is_not_waited_for(authority: Authority) -> None:

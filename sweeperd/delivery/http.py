@@ -71,6 +71,10 @@ BODY_WAIT = 1.0
 LONGEST_LENGTH = 4300
 #: The longest wait that a `Retry-After` asks for, seconds, and the longest text that is read as a date.
 LONGEST_WAIT, LONGEST_DATE = 999_999_999.0, 100
+#: What ends the headers: an empty line, or the end of the connection.
+_END = (b"\r\n", b"\n", b"")
+#: White space that may stand around a header's value.
+OWS = " \t"
 #: How much longer than the limit a wait may take, as a share of the limit, to set time-outs seldom: each is a system
 #: call, and during a system call another thread takes the interpreter.
 TOLERANCE = 0.05
@@ -224,7 +228,7 @@ def _innermost_reason(error: BaseException, mask: Callable[[str], str]) -> str:
         match inner:
             case ssl.SSLError():
                 return tls_reason(inner)
-            case socket.gaierror() | urllib3.exceptions.NameResolutionError():
+            case socket.gaierror() | urllib3.exceptions.NameResolutionError() | urllib3.exceptions.LocationParseError():
                 return "the host's name cannot be resolved"
             case urllib3.exceptions.NewConnectionError():
                 continue  # urllib3 counts this error as a time-out; the inner error has the reason
@@ -331,60 +335,75 @@ class BoundedResponse(http.client.HTTPResponse):
         self.code = self.status = status
         self.reason = reason.strip()
         self.headers = self.msg = headers
-        coding = ",".join(headers.get_all("transfer-encoding", ())).rpartition(",")[2]
+        codings, lengths = _framing(headers)
+        coding = ",".join(codings).rpartition(",")[2]
         bodiless = status in (101, 204, 304) or self._method == "HEAD"
-        self.chunked = not bodiless and coding.strip(" \t").lower() == "chunked"
+        self.chunked = not bodiless and coding.strip(OWS).lower() == "chunked"
         if self.chunked:
             self.chunk_left = None
-        length = _length(headers)
+        length = _length(lengths) if lengths else None
+        if lengths and length is None:
+            # No body of that length comes, and urllib3 would refuse the response or read in another way.
+            del headers["Content-Length"]
         self.length = 0 if bodiless else None if self.chunked else length
         if self.length == 0 and not self.chunked:
             self._close_conn()  # type: ignore[attr-defined]  # nothing is left to be read
         self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
 
-    def _head_lines(self) -> Iterator[bytes]:
+    def _head_lines(self) -> list[bytes]:
         """The lines up to an empty line. Raises OSError."""
-        while True:
-            self._lines_left -= 1
-            if self._lines_left < 0:
-                raise OSError(errno.EMSGSIZE, self._reader.too_long)
-            line = self.fp.readline()
-            if line in (b"\r\n", b"\n", b""):
-                return
-            yield line
+        lines, read, left = list[bytes](), self.fp.readline, self._lines_left
+        while (line := read()) not in _END and left > len(lines):
+            lines.append(line)
+        self._lines_left = left - len(lines) - 1
+        if self._lines_left < 0:
+            raise OSError(errno.EMSGSIZE, self._reader.too_long)
+        return lines
 
 
-def _length(headers: http.client.HTTPMessage) -> int | None:
-    """
-    The Content-Length; None without one. What is no number, and numbers that differ, are taken out of the headers: no
-    body of that length comes, and urllib3 would refuse the response or read in another way. Raises OSError.
-    """
-    lengths = {length.strip(" \t") for line in headers.get_all("content-length", ()) for length in line.split(",")}
-    if len(lengths) == 1:
-        (length,) = lengths
-        if length.isascii() and length.isdigit():
-            if len(length) > LONGEST_LENGTH:
-                raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
-            return int(length)
-    if lengths:
-        del headers["Content-Length"]
-    return None
+def _framing(headers: http.client.HTTPMessage) -> tuple[list[str], list[str]]:
+    """The values of Transfer-Encoding and of Content-Length. `get_all` for each would take three times as long."""
+    codings, lengths = list[str](), list[str]()
+    for name, value in headers.raw_items():
+        size = len(name)
+        if size == 14 and name.lower() == "content-length":
+            lengths.append(value)
+        elif size == 17 and name.lower() == "transfer-encoding":
+            codings.append(value)
+    return codings, lengths
+
+
+def _length(lengths: list[str]) -> int | None:
+    """The length that all these values name; None if they differ or are no numbers. Raises OSError."""
+    each = {length.strip(OWS) for line in lengths for length in line.split(",")}
+    length = each.pop()
+    if each or not length.isascii() or not length.isdigit():
+        return None
+    if len(length) > LONGEST_LENGTH:
+        raise OSError(errno.EMSGSIZE, f"the response's Content-Length has {len(length)} digits")
+    return int(length)
 
 
 def read_headers(lines: Iterable[bytes]) -> http.client.HTTPMessage:
     """If a line is no header, the line is passed over. White space around a name or a value is no part of it."""
-    found: list[tuple[str, list[str]]] = []
-    for line in lines:
-        text = line.decode("latin-1").rstrip("\r\n").replace("\r", " ")
-        name, colon, value = text.partition(":")
-        if text[:1] in (" ", "\t"):  # the last header goes on
-            if found:
-                found[-1][1].append(text.strip(" \t"))
-        elif colon and _visible(name := name.rstrip(" \t")) and name:
-            found.append((name, [value.strip(" \t")]))
     message = http.client.HTTPMessage()
-    for name, values in found:
-        message.set_raw(name, " ".join(filter(None, values)))
+    found: list[tuple[str, str]] = []
+    for line in lines:
+        text = line.decode("latin-1").rstrip("\r\n")
+        if "\r" in text:
+            text = text.replace("\r", " ")
+        name, colon, value = text.partition(":")
+        value = value.strip(OWS)
+        if colon and name and _visible(name):  # as nearly always
+            found.append((name, value))
+        elif text[:1] in (" ", "\t"):  # the last header goes on
+            if found:
+                name, before = found.pop()
+                found.append((name, f"{before} {text.strip(OWS)}".strip(OWS)))
+        elif colon and (name := name.rstrip(OWS)) and _visible(name):
+            found.append((name, value))
+    for name, value in found:
+        message.set_raw(name, value)
     return message
 
 

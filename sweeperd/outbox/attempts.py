@@ -183,7 +183,9 @@ class Masker:
         if not body:
             return ""
         coding = {name.lower(): value for name, value in answered.items()}.get("content-encoding")
-        return f"({self.text(coding, sent)}, not shown)" if coding else self.text(decode(body), sent, cut=cut)
+        if coding:
+            return f"({self.text(coding[:ANSWER], sent, cut=len(coding) > ANSWER)}, not shown)"
+        return self.text(decode(body), sent, cut=cut)
 
 
 def _query(url: SplitResult) -> Iterator[tuple[str, str]]:

@@ -21,7 +21,7 @@ import urllib3
 import urllib3.connection
 import urllib3.exceptions
 
-from sweeperd.delivery.http import BoundedResponse, begin_exchange, bounded, judge
+from sweeperd.delivery.http import OWS, BoundedResponse, begin_exchange, bounded, judge
 from sweeperd.delivery.webhook import _read_some
 
 HEADS = int(os.environ.get("SWEEPERD_TEST_RESPONSE_HEADS", "1000"))
@@ -273,12 +273,12 @@ def correct(data: bytes, found: Counter[str]) -> bytes:
             found["goes on"] += 1
             if headers:
                 name, value = headers.pop()
-                headers.append((name, " ".join(filter(None, [value, text.strip(" \t")]))))
-        elif not colon or not re.fullmatch("[!-9;-~]+", name.rstrip(" \t")):
+                headers.append((name, f"{value} {text.strip(OWS)}".strip(OWS)))
+        elif not colon or not re.fullmatch("[!-9;-~]+", name.rstrip(OWS)):
             found["no header"] += 1
         else:
-            found["space"] += name != name.rstrip(" \t") or value != value.rstrip(" \t")
-            headers.append((name.rstrip(" \t"), value.strip(" \t")))
+            found["space"] += name != name.rstrip(OWS) or value != value.rstrip(OWS)
+            headers.append((name.rstrip(OWS), value.strip(OWS)))
     codings = [value for name, value in headers if name.lower() == "transfer-encoding"]
     lengths = [value for name, value in headers if name.lower() == "content-length"]
     rest_of = [(name, value) for name, value in headers if name.lower() not in ("transfer-encoding", "content-length")]
@@ -288,7 +288,7 @@ def correct(data: bytes, found: Counter[str]) -> bytes:
 
 
 def _framing(status: int | None, codings: list[str], lengths: list[str], found: Counter[str]) -> list[tuple[str, str]]:
-    coding = ",".join(codings).rpartition(",")[2].strip(" \t").lower()
+    coding = ",".join(codings).rpartition(",")[2].strip(OWS).lower()
     if coding == "chunked" and status in (101, 204, 304):
         found["no body"] += 1
         return []
@@ -296,7 +296,7 @@ def _framing(status: int | None, codings: list[str], lengths: list[str], found: 
         found["codings"] += codings[0].lower() != "chunked"
         return [("Transfer-Encoding", "chunked")]
     found["codings"] += bool(codings) and codings[0].lower() == "chunked"
-    each = {length.strip(" \t") for line in lengths for length in line.split(",")}
+    each = {length.strip(OWS) for line in lengths for length in line.split(",")}
     if len(each) == 1 and re.fullmatch("[0-9]+", min(each)):
         found["lengths"] += len(lengths) > 1 or "," in lengths[0]
         return [("Content-Length", min(each))]

@@ -521,7 +521,6 @@ def test_reasons_tell_no_url() -> None:
             f"http://127.0.0.1:{free_port()}/",
             f"https://127.0.0.1:{port}/",
             "http://nosuchhost.invalid/",
-            "http://exa mple/",
             "http://[::1:80/".replace(":80", "]:1"),
         ):
             verdict = Sender(url.replace("//", f"//user:{HUSH}@") + f"?token={HUSH}").once()

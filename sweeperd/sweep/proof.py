@@ -7,7 +7,7 @@ One wrong word in `key` or `active` names no living entry, and each due entry wo
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import redis
 
@@ -39,6 +39,24 @@ def is_proven(shard: Shard, kind: Kind) -> bool:
         return False
 
 
+def sampled(shard: Shard, kind: Kind) -> Iterator[list[Decision]]:
+    """
+    What the kind's script would decide about up to MOST entries, spread over the whole index. Nothing is written.
+    Raises redis.RedisError.
+    """
+    ids = [entry for entry, _ in spread(shard, kind.index, int(shard.client.zcard(kind.index)), MOST)]
+    # The first entry is asked about alone: a script that has to be killed is not sent for others.
+    for part in (ids[:1], *batches(ids[1:], TOGETHER)):
+        yield [each.decision for each in explain(shard, kind, part, TOGETHER)]
+
+
+def may_be_trusted(shard: Shard, kind: Kind) -> bool:
+    """Whether the kind is proven, or an entry of a sample is alive now. Raises redis.RedisError."""
+    return is_proven(shard, kind) or any(
+        decision.outcome.shows_life for decisions in sampled(shard, kind) for decision in decisions
+    )
+
+
 def prove(shard: Shard, kind: Kind) -> None:
     """Note that the kind is proven. Raises redis.RedisError."""
     shard.client.hset(shard.keys.proofs, kind.proof.decode(), str(shard.clock.now_ms()))
@@ -68,13 +86,9 @@ class Proof:
         return None
 
     def _sample(self) -> Decision | None:
-        shard, kind = self._shard, self._kind
-        ids = [entry for entry, _ in spread(shard, kind.index, int(shard.client.zcard(kind.index)), MOST)]
-        # The first entry is asked about alone: a script that has to be killed is not sent for others.
-        for part in (ids[:1], *batches(ids[1:], TOGETHER)):
-            decisions = [each.decision for each in explain(shard, kind, part, TOGETHER)]
+        for decisions in sampled(self._shard, self._kind):
             for each in decisions:
-                if each.outcome is Outcome.ERROR and kind.is_broken_by(redis.ResponseError(each.detail)):
+                if each.outcome is Outcome.ERROR and self._kind.is_broken_by(redis.ResponseError(each.detail)):
                     return each
             if self.decided(decisions):
                 break

@@ -16,7 +16,7 @@ from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
 from sweeperd.sweep.far_ahead import read_far_ahead
-from sweeperd.sweep.proof import is_proven
+from sweeperd.sweep.proof import may_be_trusted
 
 #: How many hints wait at most until they are read again.
 WAITING = 50_000
@@ -47,7 +47,7 @@ def reconcile(
         if resume is not None and resume.run_id != subject.keyspace.run_id:
             resume = None
         report = _Walk(subject, counters, limit, resume, checkpoint).run()
-        if not report.found[Fault.LOST] and not is_proven(subject.shard, subject.kind):
+        if not report.found[Fault.LOST] and not may_be_trusted(subject.shard, subject.kind):
             # To a kind with a wrong `key` each entry looks like an orphan. A lost hash shows that the key is right.
             orphan = f"{Fault.ORPHAN}:"
             report.mendable = {key: seen for key, seen in report.mendable.items() if not seen.startswith(orphan)}

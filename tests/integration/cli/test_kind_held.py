@@ -98,8 +98,11 @@ def test_a_run_releases_what_it_held_before_a_later_entry_proved_the_kind(held: 
 
 
 def test_reconcile_removes_no_entry_that_is_held(held: Held) -> None:
-    """To a kind with a wrong key each entry looks like an orphan."""
+    """To a kind with a wrong key each entry looks like an orphan; with the right one a living entry proves it."""
     held.config.write_text(SEAT_HOLD.replace('"seats:hold:{id}"', '"seats:holds:{id}"'))
     ran = held.run("reconcile", "--kind", "seat-hold", "--repair", "--yes", "--json")
     check("reconcile", ran.document)
     assert (ran.code, held.client.zcard("seats:ttl")) == (1, 7)
+    held.config.write_text(SEAT_HOLD)
+    assert held.run("reconcile", "--kind", "seat-hold", "--repair", "--yes").code == 0
+    assert (held.client.zcard("seats:ttl"), held.client.exists("sweeperd:proofs")) == (5, 0)

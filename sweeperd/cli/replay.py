@@ -142,6 +142,8 @@ def _prepare(
         return _Replay(shard, note, running=True, progress=ReplayStore(shard).progress(note))
     if missing := retention_gap(shard, span.since_ms):
         warn(f"{shard.name}: {missing}")
+    if gap := replay.filter_gap(shard, endpoint):
+        warn(f"{shard.name}: {gap}")
     return _Replay(shard, replay.count_events(shard, endpoint, span), running=False)
 
 

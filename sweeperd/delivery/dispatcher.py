@@ -33,6 +33,7 @@ from sweeperd.outbox import (
     CircuitStateStore,
     ConsumerGroups,
     EventEncoder,
+    Filters,
     GroupBacklog,
     Outbox,
     Replication,
@@ -337,7 +338,8 @@ class DeliveryReport(NamedTuple):
 class Dispatcher:
     """All endpoints and replays of one process and one shard."""
 
-    def __init__(self, context: ShardContext) -> None:
+    def __init__(self, context: ShardContext, *, delivers: bool = True) -> None:
+        """Not `delivers`: the process keeps the groups and takes no events."""
         settings, shard, metrics = context.settings, context.shard, context.metrics
         webhooks = settings.webhooks
         self._context = context
@@ -352,7 +354,12 @@ class Dispatcher:
         announcements = Announcements(shard.clock, settings.announced)
         remade = metrics.webhooks.groups_remade.labels(shard.name)
         self._groups = ConsumerGroups(shard, consumer, self._max_age_ms, remade, context.timing)
-        self._outbox = outbox = Outbox(shard, consumer, replication, announcements, self._groups, context.timing)
+        self._filters = Filters(shard, consumer, settings.consumers if delivers else (), context.timing)
+        #: Endpoint -> what was last said about different filters.
+        self._different = dict[str, str]()
+        self._outbox = outbox = Outbox(
+            shard, consumer, replication, announcements, self._groups, context.timing, self._filters
+        )
         self._backlogs = BacklogMemory()
         self._ready = self._started = False
         #: Endpoint -> `max_rate`, shared by the delivery to the endpoint and by a replay. Shards share no Redis, so
@@ -388,9 +395,15 @@ class Dispatcher:
             metrics.webhooks.announce(endpoint.name)
 
     def prepare(self) -> None:
-        """Before each sweep: `keep_groups`, unless done already. Raises RedisUnavailable."""
+        """Before each sweep: `note_filters`, and `keep_groups` unless done already. Raises RedisUnavailable."""
+        self.note_filters()
         if not self._ready:
             self.keep_groups()
+
+    def note_filters(self) -> None:
+        """When due, tell other processes which events each endpoint asks for. Raises RedisUnavailable."""
+        with self._shard.reaching():
+            self._filters.update()
 
     def keep_groups(self) -> None:
         """
@@ -458,6 +471,7 @@ class Dispatcher:
                     for endpoint in self.endpoints:
                         self._groups.leave(endpoint.name)
                         endpoint.lane.publisher.remove()
+                    self._filters.leave()
             except (RedisUnavailable, redis.RedisError) as error:
                 fields = {"shard": self._shard.name, "error": str(error)}
                 log.info("the consumer is not removed from its groups", extra=fields)
@@ -483,6 +497,7 @@ class Dispatcher:
             groups = [*(endpoint.name for endpoint in self.endpoints), *self._replays.groups()]
             self._trim(groups)
             for endpoint in self.endpoints:
+                self._compare_filters(endpoint.name)
                 if backlog := self._backlog(endpoint):
                     waiting = backlog.events, backlog.oldest_seconds
                     self._metrics.webhooks.waiting(self._shard.name, endpoint.name, *waiting)
@@ -492,6 +507,15 @@ class Dispatcher:
             for group in groups:
                 self._groups.remove_silent(group)
             self._circuits.remove_stale()
+
+    def _compare_filters(self, endpoint: str) -> None:
+        """Warn if processes have had different filters for longer than a rolling update takes."""
+        difference = self._filters.known.difference(endpoint, self._shard.clock.now_ms())
+        sides = difference.partition(": ")[2]
+        if sides and sides != self._different.get(endpoint):
+            fields = {"shard": self._shard.name, "endpoint": endpoint, "processes": sides}
+            log.warning("processes have different filters: give all of them the same settings", extra=fields)
+        self._different[endpoint] = sides
 
     def _measure_brake(self, lane: Lane) -> None:
         """Whether events wait for the dispatcher of Cycles: another process may have found room, or none."""

@@ -16,12 +16,12 @@ from sweeperd.outbox import (
     PAGE,
     PARKED,
     PARKED_ALONE,
-    WAITING,
     Outbox,
     OutboxEntry,
     Pending,
     Subscription,
     correct_moments,
+    is_waiting,
 )
 from sweeperd.store.errors import is_missing_group
 from sweeperd.store.streams import StreamId
@@ -146,7 +146,7 @@ class DueScan:
         """
         if self._lane.timing.clock() < self._orphaned_at:
             return []
-        orphaned = self._lane.outbox.orphaned(self._lane.group, self._lane.in_flight, PAGE)
+        orphaned = self._lane.outbox.orphaned(self._lane.subscription, self._lane.in_flight, PAGE)
         entries = self._lane.outbox.claim(self._lane.group, orphaned, self._dead_ms)
         more = any(entry.pairs for entry in entries)
         self._orphaned_at = 0.0 if more else self._lane.timing.clock() + pause
@@ -178,9 +178,11 @@ class DueScan:
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
         if pending.id in self._lane.in_flight:
             return False  # also if parked: the event is in hand until the settlement is done
-        if pending.owner not in WAITING:
-            return pending.idle_ms >= self._dead_ms
-        return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
+        if pending.owner in (PARKED, PARKED_ALONE):
+            return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
+        if is_waiting(pending.owner):
+            return self._lane.outbox.may_take(self._lane.subscription, pending.owner)
+        return pending.idle_ms >= self._dead_ms
 
 
 #: Redis's clock was set back if the clock lags so far behind the time counted since the last reading, seconds.
@@ -293,7 +295,11 @@ class Consumer:
             self._lane.stop.set()
 
     def heartbeat(self) -> None:
-        """When due, name the events in hand that move, so no other process takes them. Raises redis.RedisError."""
+        """
+        When due, name the events in hand that move, so no other process takes them, and note the filters, so no other
+        process acknowledges what only this one wants. Raises redis.RedisError.
+        """
+        self._lane.outbox.filters.update()
         now = self._lane.timing.clock()
         if now >= self._heartbeat_at:
             self._heartbeat_at = now + self._lane.timing.heartbeat_every
@@ -433,7 +439,7 @@ class Consumer:
         if surplus:
             outbox.release(self._lane.group, surplus)
             self._scan.hurry()
-        outbox.acknowledge_unwanted(self._lane.group, [entry.id for entry in unwanted])
+        outbox.acknowledge_unwanted(self._lane.subscription, unwanted)
         return len(wanted)
 
     def _take_back(self) -> bool:
@@ -484,11 +490,11 @@ class Consumer:
     def _bury(self, entries: Sequence[OutboxEntry], owner: bytes | None = None) -> None:
         """Give up on the wanted events among these, and acknowledge the others. `owner`: as in `Outbox.give_up`."""
         wanted: list[OutboxEntry] = []
-        unwanted: list[bytes] = []
+        unwanted: list[OutboxEntry] = []
         for entry in entries:
             if entry.pairs and not self._lane.subscription.wants(entry):
-                unwanted.append(entry.id)
+                unwanted.append(entry)
             else:
                 wanted.append(entry)
-        self._lane.outbox.acknowledge_unwanted(self._lane.group, unwanted)
+        self._lane.outbox.acknowledge_unwanted(self._lane.subscription, unwanted, owner)
         self._acknowledger.give_up(wanted, self._lane.circuit.reason, owner)

@@ -182,6 +182,8 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
         yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
     if any(endpoint.max_rate for endpoint in settings.webhooks.endpoints):
         yield granted(Duty.DELIVER, keys.pace, "HGET HSET HDEL")
+    yield granted(Duty.STATUS, keys.filters, "HGETALL")
+    yield granted(Duty.DELIVER, keys.filters, "HGET HSET HDEL")
     yield granted(Duty.STATUS, keys.processes, "HGETALL")
     yield granted(Duty.SWEEP, keys.processes, "HSET HDEL")
     yield granted(Duty.DELIVER, keys.processes, "HSET HDEL")

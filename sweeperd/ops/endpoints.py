@@ -113,18 +113,20 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
 
 def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> int:
     """
-    How many events, added before `before_ms`, the endpoint wants and has not acknowledged. Raises redis.RedisError.
+    How many events, added before `before_ms`, the endpoint wants and has not acknowledged, by these settings or by the
+    filter of a living process. Raises redis.RedisError.
     """
     info = streams.groups(shard.client, shard.keys.events).get(endpoint.name.encode())
     if info is None:
         return 0
     first, last = streams.after(info["last-delivered-id"]), str(before_ms - 1).encode()
     untaken = (OutboxEntry.of(entry, 0, found) for entry, found in streams.read(shard, shard.keys.events, first, last))
-    taken = _pending(shard, Outbox(shard, "operator"), endpoint.name)
+    outbox, subscription = Outbox(shard, "operator"), Subscription(endpoint)
+    outbox.filters.refresh()
+    taken = _pending(shard, outbox, endpoint.name)
     old = itertools.takewhile(lambda row: row[0].added_ms < before_ms, taken)
-    subscription = Subscription(endpoint)
     return sum(
-        _is_wanted(subscription, entry)
+        _is_wanted(outbox, subscription, entry)
         for entry in itertools.chain((OutboxEntry.of(row.id, row.deliveries, found) for row, found in old), untaken)
     )
 
@@ -140,6 +142,7 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
     if name.encode() not in streams.groups(shard.client, shard.keys.events):
         return
     outbox = Outbox(shard, "operator")
+    outbox.filters.refresh()
     while count := outbox.groups.untaken(name, before_ms, PAGE):
         entries = outbox.read(name, count)
         # A process may have taken some of the counted events: then the read went beyond `before_ms`.
@@ -156,15 +159,16 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
 def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEntry], *, letters: bool) -> int:
     """Returns how many wanted events were still pending."""
     name = subscription.group
-    wanted = [entry for entry in entries if _is_wanted(subscription, entry)]
+    wanted = [entry for entry in entries if _is_wanted(outbox, subscription, entry)]
     outbox.acknowledge(name, [entry.id for entry in entries if entry not in wanted])
     if letters:
         return len(outbox.give_up(name, wanted, DROPPED, owner=b""))
     return outbox.acknowledge(name, [entry.id for entry in wanted])
 
 
-def _is_wanted(subscription: Subscription, entry: OutboxEntry) -> bool:
-    return not entry.pairs or subscription.wants(entry)
+def _is_wanted(outbox: Outbox, subscription: Subscription, entry: OutboxEntry) -> bool:
+    wanted_here = not entry.pairs or subscription.wants(entry)
+    return wanted_here or outbox.filters.owner_for(subscription, entry) is not None
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:

@@ -14,7 +14,7 @@ from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts
 from sweeperd.outbox.event import event_id
 from sweeperd.outbox.replays import GROUP_PREFIX
-from sweeperd.outbox.stream import WAITING
+from sweeperd.outbox.stream import is_waiting
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.scripts import accepted, batches, run_commands
@@ -317,7 +317,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NOT_TAKEN)
         elif rows := _pending(shard, name, entry):
             row = rows[0]
-            owner = "" if row["consumer"] in WAITING else decode(row["consumer"])
+            owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
             idle = row["time_since_delivered"] / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
         elif wanted is not None and not wanted.matches(event):

@@ -21,6 +21,7 @@ from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import WalkStore
 from sweeperd.ops.show import Details, read_details
 from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.filters import LivingFilters, read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
 from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
 from sweeperd.store import streams
@@ -206,11 +207,17 @@ def read_endpoints(
     foreign, longest = settings.events.groups, settings.webhooks.max_age.total_seconds()
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in settings.consumers}
+    filters = _filters(shard)
     named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
     unknown = sorted((named | dead_letters.keys()) - known.keys() - set(foreign))
     return (
         *(
-            _judged(each, _configured(shard, each, groups.get(name), now, dead_letters[name], memory), longest)
+            _judged(
+                each,
+                _configured(shard, each, groups.get(name), now, dead_letters[name], memory),
+                longest,
+                filters.difference(name, now),
+            )
             for name, each in known.items()
         ),
         *(
@@ -267,17 +274,27 @@ def _configured(
     )
 
 
-def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float) -> EndpointStatus:
+def _filters(shard: Shard) -> LivingFilters:
+    try:
+        return read_filters(shard)
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        return LivingFilters()
+
+
+def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float, difference: str) -> EndpointStatus:
     """
     With a warning if the endpoint falls behind: what waits takes longer than `longest` seconds. The relay never gives
-    an event up.
+    an event up. `difference`: how the filters of the processes differ.
     """
+    status = replace(status, warning="; ".join(filter(None, [status.warning, difference])))
     needed = status.empty_in_seconds
     if endpoint.name == RELAY.name or needed is None or needed <= longest:
         return status
     batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
     needs = f"falls behind: what waits takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
-    return replace(status, falling_behind=True, warning=needs)
+    return replace(status, falling_behind=True, warning="; ".join(filter(None, [needs, status.warning])))
 
 
 def _replay(shard: Shard, endpoint: str, now: int) -> ReplayDocument | None:

@@ -17,16 +17,17 @@ from sweeperd.outbox.event import (
     message,
     webhook_request,
 )
+from sweeperd.outbox.filters import Filters
 from sweeperd.outbox.stream import (
     PAGE,
     PARKED,
     PARKED_ALONE,
-    WAITING,
     Announcements,
     ConsumerGroups,
     Outbox,
     Pending,
     Replication,
+    is_waiting,
 )
 from sweeperd.outbox.subscription import BacklogMemory, EventFilter, GroupBacklog, Subscription, read_backlog
 
@@ -34,7 +35,6 @@ __all__ = [
     "PAGE",
     "PARKED",
     "PARKED_ALONE",
-    "WAITING",
     "Announcements",
     "BacklogMemory",
     "CircuitNote",
@@ -46,6 +46,7 @@ __all__ = [
     "EndpointStateStore",
     "EventEncoder",
     "EventFilter",
+    "Filters",
     "GroupBacklog",
     "Message",
     "Outbox",
@@ -55,6 +56,7 @@ __all__ = [
     "Subscription",
     "WebhookRequest",
     "correct_moments",
+    "is_waiting",
     "message",
     "read_backlog",
     "webhook_request",

@@ -19,7 +19,8 @@ from sweeperd.document import Note
 from sweeperd.logs import Rarely
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
-from sweeperd.outbox.stream import WAITING, Outbox
+from sweeperd.outbox.filters import FilterNote, read_filters
+from sweeperd.outbox.stream import Outbox, is_waiting
 from sweeperd.outbox.subscription import EventFilter, Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group
@@ -194,10 +195,10 @@ class ReplaySubscription(Subscription):
         self._span = note.span
         self.gets_all = False  # the span decides about each event
 
-    def takes(self, stream_id: bytes, fields: Fields, /) -> bool:
+    def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
         """Whether the endpoint gets this event again."""
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
-        return in_span and self._filter.matches(fields)
+        return in_span and (by or self._filter).matches(fields)
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:
@@ -284,7 +285,7 @@ class ReplayStore:
             if is_missing_group(error):
                 return ReplayProgress()  # since the note was read, the replay has ended
             raise
-        waiting = sum(row["pending"] for row in summary["consumers"] if row["name"] in WAITING)
+        waiting = sum(row["pending"] for row in summary["consumers"] if is_waiting(row["name"]))
         left = min(note.events, untaken + summary["pending"])  # `untaken` is an estimate
         return ReplayProgress(False, left, waiting)
 
@@ -344,6 +345,18 @@ def obstacle(shard: Shard, endpoint: str) -> str:
     if not CircuitStateStore(shard).read(endpoint).processes:
         return f"no process delivers to {endpoint} at this moment: its events wait for one"
     return ""
+
+
+def filter_gap(shard: Shard, endpoint: EndpointSettings) -> str:
+    """
+    Why the processes that deliver may leave out events that these settings select; empty if a process has the same
+    filter, or if no process has noted one. Raises redis.RedisError.
+    """
+    living = read_filters(shard).by_endpoint.get(endpoint.name, {})
+    if not living or FilterNote.of(endpoint).owner in living:
+        return ""
+    name = endpoint.name
+    return f"no process has the filter that these settings give {name}, so events may be left out: reload them first"
 
 
 def described(note: ReplayNote) -> str:

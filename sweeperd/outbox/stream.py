@@ -2,9 +2,9 @@
 The event stream of one shard: the consumer groups, the events that a process takes, the announcements of deliveries.
 
 Each endpoint is a group. When a group has taken an event and not acknowledged it, the event is pending and has an
-owner: the process with the event in hand, or `PARKED` while the event waits for the next delivery. A process sends a
-heartbeat every few seconds. If a process sends none for `Timing.take_over_after`, the process is dead and any other
-process takes the event.
+owner: the process with the event in hand, `PARKED` while the event waits for the next delivery, or
+`(released:<digest>)` while it waits for a process with another filter. A process sends a heartbeat every few seconds.
+If a process sends none for `Timing.take_over_after`, the process is dead and any other process takes the event.
 """
 
 import itertools
@@ -23,6 +23,8 @@ import redis
 from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, Start
 from sweeperd.context import USUAL, Timing
 from sweeperd.outbox.event import Fields, OutboxEntry, event_type
+from sweeperd.outbox.filters import RELEASED, Filters
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group, is_missing_key
 from sweeperd.store.scripts import Call, Script, batches
@@ -40,8 +42,8 @@ log = logging.getLogger(__name__)
 PARKED = b"(parked)"
 #: The same for events that were refused alone: no other event shares their request.
 PARKED_ALONE = b"(parked alone)"
-#: Both are no processes.
-WAITING = frozenset({PARKED, PARKED_ALONE})
+#: How many events are acknowledged in one command: 0.3 ms on Redis 7.0.
+ACKNOWLEDGE_COUNT = 1000
 #: How many pending events change their owner in one command, while other clients wait: 0.8 ms on Redis 7.0.
 CLAIM_COUNT = 100
 #: The idle time of an event that any process may take at once, ms: longer than every wait.
@@ -57,6 +59,11 @@ NO_TENANT = "__system__"
 
 #: The fields of a stream entry, name and value in turn; empty: no event.
 Entry = list[str | int]
+
+
+def is_waiting(owner: bytes) -> bool:
+    """Whether the owner of a pending event is not a process: the event is parked or released."""
+    return owner in (PARKED, PARKED_ALONE) or owner.startswith(RELEASED)
 
 
 class Announcements:
@@ -198,7 +205,7 @@ class ConsumerGroups:
     def held_elsewhere(self, group: str) -> bool:
         """Whether another process, alive or dead, has events in hand."""
         summary = self._client.xpending(self._key, group)
-        return any(row["name"] not in (*WAITING, self._consumer) for row in summary["consumers"])
+        return any(row["name"] != self._consumer and not is_waiting(row["name"]) for row in summary["consumers"])
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
         """How many events, up to `count`, were added before `before_ms` and not taken by the group."""
@@ -210,10 +217,11 @@ class ConsumerGroups:
         return len(cast(list[StreamRow], rows))
 
     def make_due(self, group: str) -> int:
-        """End the waits of all parked events. Returns how many there are; 0 if the group is missing."""
+        """End the waits of all events without a process. Returns how many there are; 0 if the group is missing."""
         if group.encode() not in streams.groups(self._client, self._key):
             return 0
-        return sum(self._make_owners_due(group, owner) for owner in (PARKED, PARKED_ALONE))
+        consumers = self._client.xpending(self._key, group)["consumers"]
+        return sum(self._make_owners_due(group, row["name"]) for row in consumers if is_waiting(row["name"]))
 
     def trim(
         self,
@@ -298,7 +306,7 @@ class ConsumerGroups:
         return sum(
             self.leave(group, consumer["name"])
             for consumer in consumers
-            if consumer["name"] not in (*WAITING, self._consumer)
+            if consumer["name"] not in (PARKED, PARKED_ALONE, self._consumer)
             and consumer["pending"] == 0
             and consumer["idle"] > self._timing.take_over_after * 1000
         )
@@ -389,6 +397,7 @@ class Outbox:
         announcements: Announcements | None = None,
         groups: ConsumerGroups | None = None,
         timing: Timing = USUAL,
+        filters: Filters | None = None,
     ) -> None:
         self._shard = shard
         self._replication = replication or Replication()
@@ -403,6 +412,9 @@ class Outbox:
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
         self._change_owner = Script("delivery/change_owner")
+        self._acknowledge_unwanted = Script("delivery/acknowledge_unwanted")
+        #: The filters of all living processes.
+        self.filters = filters or Filters(shard, consumer)
         #: The groups of the endpoints.
         self.groups = groups or ConsumerGroups(shard, consumer, timing=timing)
 
@@ -430,21 +442,28 @@ class Outbox:
         """A page of the events that wait for the next delivery; events that travel alone come last."""
         return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
 
-    def orphaned(self, group: str, in_hand: Container[bytes], count: int) -> list[Pending]:
+    def orphaned(self, subscription: Subscription, in_hand: Container[bytes], count: int) -> list[Pending]:
         """
-        Events of dead processes, and events of this process that are not `in_hand`: `count` at most. Each call reads a
-        page for each process.
+        Events of dead processes, released events that this process may take, and events of this process that are not
+        `in_hand`: `count` at most. Each call reads a page for each owner.
         """
         found: list[Pending] = []
-        for owner in self._processes(group):
+        for owner in self._owners(subscription.group):
+            if is_waiting(owner) and not self.may_take(subscription, owner):
+                continue
             if len(found) < count:
-                page = self.pending(group, owner=owner, idle_ms=int(self._timing.take_over_after * 1000))
+                idle_ms = int(self._timing.take_over_after * 1000)
+                page = self.pending(subscription.group, owner=owner, idle_ms=idle_ms)
                 found += [pending for pending in page if pending.id not in in_hand]
         return found[:count]
 
+    def may_take(self, subscription: Subscription, owner: bytes) -> bool:
+        """Whether this process may take the released events of the owner."""
+        return owner.startswith(RELEASED) and self.filters.may_take(subscription.endpoint, owner)
+
     def in_hand(self, group: str) -> bool:
         """Whether a living process has events in hand."""
-        pages = (self.pending(group, owner=owner) for owner in self._processes(group))
+        pages = (self.pending(group, owner=owner) for owner in self._owners(group) if not is_waiting(owner))
         return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
     def look_up(self, listed: Sequence[Pending]) -> list[OutboxEntry]:
@@ -526,8 +545,8 @@ class Outbox:
         and no process would look dead. Make parked events due, and count the idle time of all others from now on.
         """
         self.groups.make_due(group)
-        for owner in self._processes(group):
-            page = self.pending(group, owner=owner)
+        for owner in self._owners(group):
+            page = [] if is_waiting(owner) else self.pending(group, owner=owner)
             while page:
                 self._own(self._owning(group, owner, owner, [pending.id for pending in page], 0))
                 page = self.pending(group, page[-1].id, owner)
@@ -536,13 +555,37 @@ class Outbox:
         """The group needs these events no more. Returns how many of the events were pending."""
         return int(self._client.xack(self._key, group, *ids)) if ids else 0
 
-    def acknowledge_unwanted(self, group: str, ids: Sequence[bytes]) -> None:
+    def acknowledge_unwanted(
+        self, subscription: Subscription, entries: Sequence[OutboxEntry], owner: bytes | None = None
+    ) -> None:
         """
-        Acknowledge taken events that the endpoint does not want, all in one command. If the call fails, the events stay
-        pending without a heartbeat, and are judged again after `Timing.take_over_after`.
+        Acknowledge events that the subscription does not want. If the filter of another living process wants an event,
+        release it for that process. If a filter has been noted since the events were judged, judge them anew. If the
+        call fails, the events stay pending, and are judged again after `Timing.take_over_after`. `owner`: of events
+        that were looked up; by default this process has taken them.
         """
-        if ids:
-            self._client.xack(self._key, group, *ids)
+        before, taken = owner or self._consumer, int(owner is None)
+        left = list(entries)
+        while left:
+            version, others = self.filters.known.version, self.filters.others(subscription.endpoint)
+            nobodys, released = list[bytes](), dict[tuple[bytes, int], list[bytes]]()
+            for entry in left:
+                if others and (other := self.filters.owner_for(subscription, entry)):
+                    # Nothing was sent, so a claim or a read of this process counts for no delivery.
+                    released.setdefault((other, max(0, entry.deliveries - taken)), []).append(entry.id)
+                else:
+                    nobodys.append(entry.id)
+            done = 0
+            for part in batches(nobodys, ACKNOWLEDGE_COUNT):
+                call = Call([self._key, self._shard.keys.filters], [subscription.group, version, *part])
+                if self._acknowledge_unwanted.run(self._client, call) < 0:
+                    self.filters.refresh()
+                    break
+                done += len(part)
+            for (other, deliveries), ids in released.items():
+                self._own(self._owning(subscription.group, before, other, ids, LONG_IDLE_MS, deliveries))
+            unjudged = set(nobodys[done:])
+            left = [entry for entry in left if entry.id in unjudged]
 
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True
@@ -569,10 +612,9 @@ class Outbox:
             done.update(self._dead_letter.run(self._client, Call([self._key, self._dead_letters], args)))
         return [entry for entry in entries if entry.id in done]
 
-    def _processes(self, group: str) -> list[bytes]:
-        """The processes, alive or dead, with events of the group in hand."""
-        consumers = self._client.xpending(self._key, group)["consumers"]
-        return [row["name"] for row in consumers if row["name"] not in WAITING]
+    def _owners(self, group: str) -> list[bytes]:
+        """The owners of pending events: processes, alive or dead, and those that are no processes."""
+        return [row["name"] for row in self._client.xpending(self._key, group)["consumers"]]
 
     def _own(self, calls: Iterable[Call]) -> list[bytes]:
         """Change owners by the calls of `_owning`. Returns the ids of the events that were changed."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 import pydantic
 import redis
@@ -33,6 +33,19 @@ REMEMBERED = 60.0
 SYSTEM = b"__system__"
 
 
+class Selection(Protocol):
+    """The settings of an endpoint, or the note of a process about them. None selects everything."""
+
+    @property
+    def tenants(self) -> list[str] | None: ...
+
+    @property
+    def events(self) -> list[str] | None: ...
+
+    @property
+    def scopes(self) -> list[str] | None: ...
+
+
 class EventFilter:
     """
     Selects events by the settings of an endpoint: tenants, types or categories, and scopes.
@@ -41,7 +54,7 @@ class EventFilter:
     type.
     """
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
+    def __init__(self, endpoint: Selection) -> None:
         self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._events = None if endpoint.events is None else set(endpoint.events)
         self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
@@ -75,7 +88,7 @@ class Subscription:
     """
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        self.group = endpoint.name
+        self.endpoint = self.group = endpoint.name
         #: The start of the group, if the group is new.
         self.start: Start | StreamId = endpoint.start
         #: Whether the group reads no more, because a replay is at the end.
@@ -88,12 +101,15 @@ class Subscription:
         """Whether the endpoint receives this event."""
         return (self.gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
 
-    def takes(self, _stream_id: bytes, fields: Fields, /) -> bool:
-        """Whether the endpoint receives the event with this id in the stream and these fields."""
+    def takes(self, _stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
+        """
+        Whether the endpoint receives the event with this id in the stream and these fields. `by`: the filter of another
+        process, instead of the subscription's own.
+        """
         if ONLY_FOR in fields:
             # A replayed event was wanted once. If dropped now, the event would be lost without a trace.
             return decode(fields[ONLY_FOR]) == self.group
-        return self._filter.matches(fields)
+        return (by or self._filter).matches(fields)
 
 
 @dataclass(frozen=True, slots=True)

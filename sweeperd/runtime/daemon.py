@@ -57,7 +57,7 @@ class ShardRunner:
         if role.sweeps:
             ours = replace(context, shard=self._sweep_shard)
             self._sweeps = kind_sweeps(ours, cycles_lease=self._cycles_lease, looks=settings.sweep.looks)
-        self.delivery = Dispatcher(context)
+        self.delivery = Dispatcher(context, delivers=role.delivers)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
         self._reconciler: PeriodicReconciler | None = None

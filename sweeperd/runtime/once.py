@@ -19,6 +19,7 @@ from sweeperd.config import Settings
 from sweeperd.context import Interpreter, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.document import Count, Document, Seconds
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.sweeps import CyclesLease, Failure, KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
@@ -212,6 +213,8 @@ class _Run:
         self.delivery = self._delivery.report()
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
+        with contextlib.suppress(RedisUnavailable):
+            self._delivery.note_filters()  # a long sweep is no silence
         self.counts.update(decision.outcome for decision in decisions)
         self._progress(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
 

@@ -28,6 +28,8 @@ class Keys:
         self.circuits = self.prefix + b"sweeperd:circuits"
         #: HASH: daemon -> last heartbeat, whether the daemon sweeps, whether it delivers; JSON.
         self.processes = self.prefix + b"sweeperd:processes"
+        #: HASH: the filters of each process that delivers, by endpoint, JSON; when it was last heard; their version.
+        self.filters = self.prefix + b"sweeperd:filters"
         #: HASH: the last tick, by whom, and how many entries have expired in all.
         self.ticks = self.prefix + b"sweeperd:ticks"
         #: HASH: `last`: when the daemon's last walk ended and the counts, `report`: all findings; JSON.

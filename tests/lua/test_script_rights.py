@@ -24,7 +24,7 @@ EVENTS, DEAD, GROUPS, ENDPOINTS = (
 CIRCUITS, PROCESSES = b"sweeperd:circuits", b"sweeperd:processes"
 ROW, INDEX, QUARANTINE = b"reservation:res_r1", b"reservation:ttl", b"sweeperd:quarantine"
 BUDGET, LEASE, RATES = b"budget:tenant:acme:TOKENS", b"sweeperd:lease:repair-budget", b"sweeperd:rates"
-ACTIONS, COUNTS = b"sweeperd:actions", b"sweeperd:action-counts"
+ACTIONS, COUNTS, FILTERS = b"sweeperd:actions", b"sweeperd:action-counts", b"sweeperd:filters"
 RELAYED = [
     b"events:_all",
     b"dispatch:pending",
@@ -50,6 +50,7 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "delivery/acknowledge_unwanted": Case([EVENTS, FILTERS], ["billing", "", "1-1"], "xack"),
     "delivery/begin_replay": Case([EVENTS, GROUPS], ["replay", "0-0", "1-1", NOTE], "xgroup hset"),
     "delivery/cancel_replay": Case([GROUPS], ["running", 5, '{"made_at":5,"cancelled":true}'], "hdel hset"),
     "delivery/change_owner": Case([EVENTS], ["billing", "us", "them", 0, 0, "", "1-1"], "xclaim"),
@@ -61,6 +62,7 @@ CASES = {
     "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
     "delivery/leave": Case([EVENTS], ["billing", "idle"], "xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
+    "delivery/note_filters": Case([FILTERS], ["us", "{}", 15_000, 6_000], "hdel hset"),
     "delivery/relay": Case(
         RELAYED, [6, 9, 1000, 1000, NOW, 9, 0, 1, "}", 1, 1, 1, '"-"', NOW, "{}"], "set zadd lpush hset"
     ),

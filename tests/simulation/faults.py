@@ -57,6 +57,7 @@ class Faults:
             "reload": self.reload,
             "upgrade": self.upgrade,
             "clock": self.clock,
+            "canary": self.canary,
         }
         self._chosen = [kind for kind in self.kinds if kind in simulation.plan.faults]
 
@@ -83,6 +84,9 @@ class Faults:
             if replica.host and replica.host.stopped:
                 self._kernel.resume(replica.host)
                 self._book.disturb("woken", IN_HAND, host=replica.host.name)
+            if replica.settings is not self._simulation.settings:
+                replica.settings = self._simulation.settings
+                self._reload_one(replica)
             if not replica.alive:
                 replica.start(self._skew())
         for name, receiver in self._simulation.receivers.items():
@@ -249,6 +253,24 @@ class Faults:
 
     def _reload_one(self, replica: "Replica") -> None:
         replica.reload(self._simulation.settings)
+
+    def canary(self) -> None:
+        """One replica gets the other settings; after a while it goes back, or the rest follows."""
+        replica, simulation = self._living(), self._simulation
+        if replica is None:
+            return
+        plan, before = simulation.plan, simulation.settings
+        seconds = self._random.uniform(5, 60)
+        replica.reload(plan.reloaded if before is plan.settings else plan.settings)
+        self._book.disturb("canary", seconds + 5 + IN_HAND)
+
+        def end() -> None:
+            if simulation.settings is before and self._random.random() < 0.5:
+                self.reload()
+            else:
+                self._reload_one(replica)
+
+        self._kernel.after(seconds, end)
 
     def reload(self) -> None:
         """Every replica gets the other settings, one after the other."""

@@ -9,7 +9,8 @@ from typing import Any
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.context import Timing
 from sweeperd.ops.endpoints import SKIPPED
-from sweeperd.outbox import WAITING, EventFilter
+from sweeperd.outbox import EventFilter, is_waiting
+from sweeperd.outbox.filters import LivingFilters
 from sweeperd.outbox.replays import ReplayNote
 from sweeperd.store.streams import StreamId
 from tests.simulation import cycles
@@ -71,6 +72,10 @@ class ShardBook:
     excess: dict[bytes, int] = field(default_factory=dict)
     #: Whether a fail-over may have given an entry a second event.
     rewound: bool = False
+    #: The version of the notes about filters; endpoint -> entries that the filter of a living process has wanted at any
+    #: moment since the expiry.
+    version: bytes = b""
+    kept: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     #: Group and event -> the process that has the event in hand, and when the process last said so, ms.
     hands: dict[tuple[bytes, Any], tuple[bytes, int]] = field(default_factory=dict)
 
@@ -107,6 +112,7 @@ class Book:
         if stream is None:
             return
         self._check_hands(book, stream)
+        self._keep(book)
         for name in stream._groups:
             book.since.setdefault(name.decode(), tuple(stream._groups[name].last_delivered_key))
         if tuple(stream.last_id) <= book.last:
@@ -124,7 +130,7 @@ class Book:
             (name, id_): (entry.consumer_name, entry.time_read)
             for name, group in stream._groups.items()
             for id_, entry in group.pel.items()
-            if entry.consumer_name not in WAITING
+            if not is_waiting(entry.consumer_name)
         }
         heard = kernels.KERNEL.server_time() * 1000 - LEAST_SILENCE
         for place in hands.keys() & book.hands.keys():
@@ -133,6 +139,22 @@ class Book:
                 raise Failure("what a process has in hand stays there", f"{place}: {owner!r}, then {hands[place]}")
         book.hands = hands
 
+    def _living(self, book: ShardBook) -> LivingFilters:
+        """The filters that processes have noted."""
+        notes = book.server.value(book.key("sweeperd:filters"))
+        return LivingFilters() if notes is None else LivingFilters.parse(notes.getall())
+
+    def _keep(self, book: ShardBook) -> None:
+        """If filters have changed: forget the entries that no living process wants any more."""
+        notes = book.server.value(book.key("sweeperd:filters"))
+        version = b"" if notes is None else notes.get(b"version")
+        if version == book.version:
+            return
+        book.version, living = version, self._living(book)
+        for endpoint, keys in book.kept.items():
+            filters = living.by_endpoint.get(endpoint, {}).values()
+            keys &= {key for key in keys if any(each.matches(book.expired[key].fields) for each in filters)}
+
     def _take(self, book: ShardBook, id_: tuple[int, int], fields: dict[bytes, bytes]) -> None:
         if b"only_for" in fields or fields.get(b"type", b"").startswith((b"system", b"webhook")):
             return
@@ -140,6 +162,9 @@ class Book:
         if key in book.expired and not book.rewound:
             raise Failure("an entry expires once", f"{key}: {book.expired[key].id} and {id_}")
         book.expired[key] = Expiry(key, id_, fields, kernels.KERNEL.now)
+        for endpoint, filters in self._living(book).by_endpoint.items():
+            if any(each.matches(fields) for each in filters.values()):
+                book.kept[endpoint].add(key)
         name = "seats:hold:" if key.startswith("s-") else "reservation:res_"
         entry = book.server.value(book.key(name + key))
         if entry is None or entry.get(b"state") != b"EXPIRED":
@@ -160,6 +185,7 @@ class Book:
         last = (0, 0) if stream is None else tuple(stream.last_id)
         book.expired = {key: expiry for key, expiry in book.expired.items() if expiry.id in there or expiry.id <= last}
         book.last, book.rewound, book.hands = last, True, {}
+        book.kept.clear()
 
     def check(self) -> None:
         """What must hold at every moment. Raises Failure."""
@@ -292,7 +318,8 @@ class Book:
                 filters = self.filters(endpoint.name)
                 since = book.since.get(endpoint.name, (0, 0))
                 for key, expiry in book.expired.items():
-                    if expiry.id <= since or not all(each.matches(expiry.fields) for each in filters):
+                    always = all(each.matches(expiry.fields) for each in filters) or key in book.kept[endpoint.name]
+                    if expiry.id <= since or not always:
                         continue
                     if forgets and expiry.at < oldest:
                         continue

@@ -6,10 +6,11 @@ from typing import Any
 
 from sweeperd.config import Settings
 
-#: Every fault that `faults` knows; a run leaves some of them out.
+#: Every fault that `faults` knows; a run leaves some of them out. The last one is drawn by itself: the seeds from
+#: before it stay what they were.
 FAULTS = (
     "kill", "pause", "cut", "restart", "stand", "flush", "skew", "failover", "full", "rights", "receivers", "reload",
-    "upgrade", "clock",
+    "upgrade", "clock", "canary",
 )  # fmt: skip
 #: Everything that operators do. The last action is drawn by itself: the seeds from before it stay what they were.
 OPERATIONS = (
@@ -110,6 +111,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
             endpoint["batch_size"] = rng.choice([1, 5, 20])
         if rng.random() < 0.2:
             endpoint["tenants"] = ["acme"]
+    other_filters = _change_filters(random.Random(f"{seed} filters"), endpoints, changed)
     webhooks = document["webhooks"]
     again = document | {"webhooks": webhooks | {"endpoints": changed}}
     if rng.random() < 0.25:
@@ -119,13 +121,15 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         again["kinds"] = []
     elif rng.random() < 0.2:
         again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
-    faults = {fault for fault in FAULTS if rng.random() < 0.4}
+    faults = {fault for fault in FAULTS[:-1] if rng.random() < 0.4}
     operations = {operation for operation in OPERATIONS[:-1] if rng.random() < (0.5 if operation == "replay" else 0.3)}
     if random.Random(f"{seed} calm").random() < 0.2:
         faults = faults & CALM | {"receivers"}
         operations &= CALM
     if random.Random(f"{seed} repairs").random() < 0.2:
         operations.add("drift")
+    if other_filters:
+        faults.add("canary")
     names = [endpoint["name"] for endpoint in (*endpoints, *changed)]
     return Plan(
         seed,
@@ -145,6 +149,18 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
         not clean and random.Random(f"{seed} trickle").random() < 0.5,
     )
+
+
+def _change_filters(rng: random.Random, endpoints: list[dict[str, Any]], changed: list[dict[str, Any]]) -> bool:
+    """Perhaps widen or narrow the filter of an endpoint that is there before and after a reload. Whether it was."""
+    both = [(old, new) for old in endpoints for new in changed if old["name"] == new["name"]]
+    if not both or rng.random() > 0.3:
+        return False
+    old, new = rng.choice(both)
+    narrow, wide = rng.sample((old, new), 2)
+    narrow["tenants"] = ["acme"]
+    wide.pop("tenants", None)
+    return True
 
 
 def _endpoint(rng: random.Random, number: int) -> dict[str, Any]:

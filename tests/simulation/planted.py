@@ -11,7 +11,6 @@ from typing import Any
 
 import redis
 
-import sweeperd.delivery.reader
 import sweeperd.delivery.relay
 import sweeperd.ops.reconcile.counters
 from sweeperd.delivery.acknowledger import Acknowledger
@@ -20,7 +19,7 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.reader import Consumer, DueScan, ProbeChooser
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox import ConsumerGroups, Outbox, Subscription
+from sweeperd.outbox import ConsumerGroups, Filters, Outbox, Subscription, is_waiting
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.sweeps import CyclesLease, StandBy
 from sweeperd.store import Clock, Shard, scripts
@@ -95,15 +94,10 @@ def lost_nack() -> None:
 @planted("nobody takes over the events of a dead process")
 def no_take_over() -> None:
     def make(original: Any) -> Any:
-        return lambda self, pending, end: pending.owner in streams_waiting() and original(self, pending, end)
+        return lambda self, pending, end: is_waiting(pending.owner) and original(self, pending, end)
 
     replace(DueScan, "_due", make)
     put(Outbox, "orphaned", lambda *_: [])
-
-
-def streams_waiting() -> Any:
-    """The owners of parked events."""
-    return vars(sweeperd.delivery.reader)["WAITING"]
 
 
 @planted("a process does not tell the others which events it has in hand")
@@ -199,6 +193,22 @@ def half_lost() -> None:
 @planted("an endpoint gets events that it did not ask for")
 def filter_ignored() -> None:
     put(Subscription, "wants", lambda *_: True)
+
+
+@planted("what only the filter of another process wants is acknowledged")
+def others_filter_ignored() -> None:
+    put(Filters, "owner_for", lambda *_: None)
+
+
+@planted("an event is acknowledged by filters that have changed since it was judged")
+def judged_before() -> None:
+    compared = "(redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[2]"
+    in_script("delivery/acknowledge_unwanted", compared, "false")
+
+
+@planted("nobody takes an event that was released for another filter")
+def released_forgotten() -> None:
+    put(Outbox, "may_take", lambda *_: False)
 
 
 @planted("a lease outlives its holder by years, and nobody doubts the lease")

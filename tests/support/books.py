@@ -86,7 +86,7 @@ def read(client: redis.Redis, prefix: str = "") -> Books:
     """Read all of it."""
     keys = Keys(prefix)
     own = {keys.reservation_index, keys.events, keys.dead_letters, keys.quarantine, keys.endpoints, keys.lease("sweep")}
-    own |= {keys.circuits, keys.ticks, keys.groups, keys.pace}
+    own |= {keys.circuits, keys.ticks, keys.groups, keys.pace, keys.filters}
     own |= {keys.reconcile, keys.lease("reconcile")}
     own |= {keys.actions, keys.action_counts, keys.processes}
     stem = keys.reservation(b"")

@@ -16,6 +16,7 @@ from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unkno
 from sweeperd.ops.check.sample import misfit, short_ttl, wrong_unit
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore, subject_of
 from sweeperd.ops.status import WARNING, is_empty
+from sweeperd.outbox.filters import read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
@@ -171,6 +172,15 @@ def other_groups(subject: Subject) -> CheckResult:
             "the program that reads it makes it: XGROUP CREATE with the position that it begins at",
         )
     return ok(f"{', '.join(named)}: events are kept for it" if named else "none but those of the endpoints")
+
+
+def filters(subject: Subject) -> CheckResult:
+    """Whether all processes that deliver have the same filters."""
+    living, now = read_filters(subject.shard), subject.shard.read_clock()
+    for endpoint in subject.settings.consumers:
+        if difference := living.difference(endpoint.name, now):
+            return warning(f"{endpoint.name} {difference}", "give all processes the same settings, and reload them")
+    return ok(f"noted by {len(living.processes)} process{'' if len(living.processes) == 1 else 'es'}")
 
 
 def scripts(subject: Subject) -> CheckResult:

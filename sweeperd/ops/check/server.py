@@ -172,6 +172,7 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "key types": data.key_types,
     "streams": data.full_streams,
     "groups": data.other_groups,
+    "filters": data.filters,
     "keys": data.presence,
     "other sweepers": data.foreign_expiries,
     "deadlines": data.deadlines,

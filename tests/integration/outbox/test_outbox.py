@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import DELIVERY_FAILED
+from sweeperd.config import DELIVERY_FAILED, EndpointSettings
 from sweeperd.context import USUAL, Timing
 from sweeperd.outbox import (
     PAGE,
@@ -22,6 +22,7 @@ from sweeperd.outbox import (
     OutboxEntry,
     Pending,
     Replication,
+    Subscription,
 )
 from sweeperd.outbox import stream as groups_module
 from sweeperd.outbox.stream import CLAIM_COUNT, Trimmed
@@ -33,6 +34,7 @@ from tests.support.streams import entries
 
 KEY, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 GROUP = "billing"
+BILLING = Subscription(EndpointSettings.model_validate({"name": GROUP, "url": "http://127.0.0.1:9/"}))
 DAY = 86_400_000
 
 
@@ -404,9 +406,9 @@ def test_what_a_dead_process_had_is_found_page_by_page(stream: Outbox, other: Ou
         entries, [b"dead", b"them", PARKED, b"us", b"us"], [15_000, 14_000, 10**8, 15_000, 15_000], strict=True
     ):
         age(client, entry, idle_ms, owner)
-    assert sorted(ids(stream.orphaned(GROUP, {ours.id}, 10))) == [dead.id, lost.id]
-    assert len(stream.orphaned(GROUP, {ours.id}, 1)) == 1
-    assert stream.orphaned(GROUP, set(ids(entries)), 10) == []
+    assert sorted(ids(stream.orphaned(BILLING, {ours.id}, 10))) == [dead.id, lost.id]
+    assert len(stream.orphaned(BILLING, {ours.id}, 1)) == 1
+    assert stream.orphaned(BILLING, set(ids(entries)), 10) == []
 
 
 def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
@@ -486,7 +488,7 @@ def test_bury_what_another_process_has_taken_meanwhile(
     """As a process does that was stopped for long: the other one may be sending the event at this moment."""
     (entry,) = taken(stream, client)
     age(client, entry, int(USUAL.take_over_after * 1000))
-    (theirs,) = other.claim(GROUP, other.orphaned(GROUP, (), 1), int(USUAL.take_over_after * 1000))
+    (theirs,) = other.claim(GROUP, other.orphaned(BILLING, (), 1), int(USUAL.take_over_after * 1000))
     assert not stream.dead_letter(GROUP, entry, "too late")
     assert (letters(client), held(client)) == ([], {entry.id: (b"them", 2)})
     other.nack(GROUP, [theirs])
@@ -577,7 +579,7 @@ def test_a_page_is_given_up_in_one_script(shard: Shard, other: Outbox, client: r
     stream = Outbox(shard, "us", announcements=Announcements(shard.clock, [DELIVERY_FAILED]))
     page = taken(stream, client, 4)
     age(client, page[1], int(USUAL.take_over_after * 1000))
-    other.claim(GROUP, other.orphaned(GROUP, (), 1), int(USUAL.take_over_after * 1000))
+    other.claim(GROUP, other.orphaned(BILLING, (), 1), int(USUAL.take_over_after * 1000))
     client.xdel(KEY, page[2].id)
     page[2], page[3] = page[2]._replace(pairs=[]), page[3]._replace(deliveries=7)
     scripts = calls(client)

@@ -7,7 +7,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.outbox import WAITING
+from sweeperd.outbox import is_waiting
 from sweeperd.store import Keys
 from sweeperd.store.streams import StreamId, groups
 from tests.support.streams import entries
@@ -40,7 +40,7 @@ def places(client: redis.Redis, keys: Keys, endpoint: str, missing: Collection[b
         if StreamId.parse(event) > last:
             found[Place.UNTAKEN] += 1
         elif event in owners:
-            found[Place.PARKED if owners[event] in WAITING else Place.IN_HAND] += 1
+            found[Place.PARKED if is_waiting(owners[event]) else Place.IN_HAND] += 1
         else:
             found[Place.DEAD if event in dead else Place.LOST] += 1
     return found

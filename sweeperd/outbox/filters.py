@@ -1,0 +1,211 @@
+"""
+Notes of the processes that deliver about the filters of their endpoints.
+
+Two processes with the same consumer group may have different filters, because a rolling update replaces one after the
+other. An event that no living process wants is acknowledged. An event that only the filter of another living process
+wants gets the owner `(released:<digest>)`, and only a process with this filter takes it.
+"""
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Self, cast
+
+import pydantic
+
+from sweeperd.config import EndpointSettings
+from sweeperd.context import USUAL, Timing
+from sweeperd.document import Note
+from sweeperd.outbox.event import OutboxEntry
+from sweeperd.outbox.subscription import EventFilter, Selection, Subscription
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+from sweeperd.text import decode, span
+
+#: The start of the owner of released events.
+RELEASED = b"(released:"
+#: Filters that differ for longer, seconds, are reported: a rolling update of one process takes less.
+LONG = 60.0
+#: If the time between two calls is longer than this part of `Timing.take_over_after`, Redis may not have answered.
+PAUSE = 0.4
+
+
+class FilterNote(Note):
+    """The filter of one endpoint. None selects everything."""
+
+    #: Processes with the same filter note the same digest, also if a later version notes more than these three.
+    digest: str
+    tenants: list[str] | None = None
+    events: list[str] | None = None
+    scopes: list[str] | None = None
+
+    @classmethod
+    def of(cls, endpoint: Selection) -> Self:
+        """The note about the settings of an endpoint. The order of names does not matter."""
+        names = {"tenants": endpoint.tenants, "events": endpoint.events, "scopes": endpoint.scopes}
+        filters = {name: sorted(set(some)) for name, some in names.items() if some is not None}
+        text = json.dumps(filters, sort_keys=True)
+        return cls(digest=hashlib.sha256(text.encode()).hexdigest()[:12], **filters)
+
+    @property
+    def owner(self) -> bytes:
+        """The owner of events that wait for a process with this filter."""
+        return RELEASED + self.digest.encode() + b")"
+
+
+_NOTES = pydantic.TypeAdapter(dict[str, FilterNote])
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFilters:
+    """The note of one process: endpoint -> filter."""
+
+    process: str
+    #: Since when the filters are as they are, ms on Redis's clock.
+    since_ms: int
+    filters: Mapping[str, FilterNote]
+
+
+@dataclass(frozen=True, slots=True)
+class LivingFilters:
+    """The filters of all living processes, as noted in Redis."""
+
+    #: `<number>@<ms>`, see note_filters.lua; empty: there are no notes.
+    version: bytes = b""
+    processes: tuple[ProcessFilters, ...] = ()
+    #: Endpoint -> owner of released events -> filter.
+    by_endpoint: Mapping[str, Mapping[bytes, EventFilter]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, fields: Mapping[bytes, bytes]) -> Self:
+        """From the fields of `sweeperd:filters`. A note that cannot be read selects nothing."""
+        processes, by_endpoint = [], dict[str, dict[bytes, EventFilter]]()
+        for name, text in sorted(fields.items()):
+            kind, _, process = name.partition(b":")
+            if kind != b"filters":
+                continue
+            try:
+                notes = _NOTES.validate_json(text)
+            except ValueError:
+                continue
+            _, _, since = fields.get(b"heard:" + process, b"").partition(b" ")
+            processes.append(ProcessFilters(decode(process), int(since) if since.isdigit() else 0, notes))
+            for endpoint, note in notes.items():
+                by_endpoint.setdefault(endpoint, {}).setdefault(note.owner, EventFilter(note))
+        return cls(fields.get(b"version", b""), tuple(processes), by_endpoint)
+
+    @property
+    def number(self) -> int:
+        """Rises with each change. If the number is lower than before, Redis has lost notes."""
+        number = self.version.partition(b"@")[0]
+        return int(number) if number.isdigit() else 0
+
+    def difference(self, endpoint: str, now_ms: int) -> str:
+        """
+        For how long processes have had different filters for this endpoint, and which processes, by filter. Empty if
+        they have the same filter, or if the newest of the filters is younger than LONG. `now_ms`: Redis's clock.
+        """
+        found = dict[str, list[ProcessFilters]]()
+        for each in sorted(self.processes, key=lambda each: each.since_ms):
+            if note := each.filters.get(endpoint):
+                found.setdefault(note.digest, []).append(each)
+        if len(found) < 2:
+            return ""
+        _, second, *_ = found.values()
+        seconds = (now_ms - second[0].since_ms) / 1000
+        sides = " | ".join(", ".join(each.process for each in some) for some in found.values())
+        return f"has had different filters for {span(seconds)}: {sides}" if seconds > LONG else ""
+
+
+def read_filters(shard: Shard) -> LivingFilters:
+    """Raises redis.RedisError."""
+    return LivingFilters.parse(cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.filters)))
+
+
+class Filters:
+    """
+    Notes the filters of one process in Redis, and knows the filters of all living processes. Threads may share it.
+
+    `endpoints`: empty if the process delivers nothing, so that it notes nothing.
+    """
+
+    def __init__(
+        self, shard: Shard, process: str, endpoints: Iterable[EndpointSettings] = (), timing: Timing = USUAL
+    ) -> None:
+        self._shard = shard
+        self._process = process
+        self._timing = timing
+        self._note = Script("delivery/note_filters")
+        self._own = {endpoint.name: FilterNote.of(endpoint) for endpoint in endpoints}
+        self._text = _NOTES.dump_json(self._own, exclude_none=True)
+        self._updating = threading.Lock()
+        self._next_at = 0.0
+        self._known = LivingFilters()
+        #: The filters known before Redis lost notes, and until when they count (monotonic).
+        self._lost, self._lost_until = LivingFilters(), 0.0
+
+    def update(self) -> None:
+        """When due, note the filters: before the first event is taken, and every few seconds. Raises RedisError."""
+        if not self._own or self._timing.clock() < self._next_at:
+            return
+        with self._updating:
+            if self._timing.clock() < self._next_at:
+                return  # another thread was faster
+            noted = bool(self._next_at)
+            if self._run(self._text) != self._known.version:
+                self._read(noted=noted)
+            self._next_at = self._timing.clock() + self._timing.heartbeat_every
+
+    def refresh(self) -> LivingFilters:
+        """Read the notes of all processes. Raises redis.RedisError."""
+        with self._updating:
+            self._read(noted=bool(self._next_at))
+        return self._known
+
+    def leave(self) -> None:
+        """The process takes no more events. Raises redis.RedisError."""
+        if self._own and self._next_at:
+            self._run("")
+
+    @property
+    def known(self) -> LivingFilters:
+        """The notes as last read."""
+        return self._known
+
+    def others(self, endpoint: str) -> dict[bytes, EventFilter]:
+        """The filters of living processes, by owner of released events, that differ from the filter of this process."""
+        own = self._own.get(endpoint)
+        return {owner: each for owner, each in self._living(endpoint).items() if own is None or owner != own.owner}
+
+    def owner_for(self, subscription: Subscription, entry: OutboxEntry) -> bytes | None:
+        """The owner for an unwanted event if the filter of another living process wants it; None if no filter does."""
+        for owner, other in self.others(subscription.endpoint).items():
+            if subscription.takes(entry.id, entry.fields, other):
+                return owner
+        return None
+
+    def may_take(self, endpoint: str, owner: bytes) -> bool:
+        """Whether a released event waits for this process, or for a filter that no living process has any more."""
+        own = self._own.get(endpoint)
+        return (own is not None and owner == own.owner) or owner not in self._living(endpoint)
+
+    def _living(self, endpoint: str) -> Mapping[bytes, EventFilter]:
+        known = self._known.by_endpoint.get(endpoint, {})
+        if self._timing.clock() < self._lost_until:
+            return {**self._lost.by_endpoint.get(endpoint, {}), **known}
+        return known
+
+    def _run(self, text: bytes | str) -> bytes:
+        silence = self._timing.take_over_after * 1000
+        args: list[bytes | str | int] = [self._process, text, int(silence), int(PAUSE * silence)]
+        return cast(bytes, self._note.run(self._shard.client, Call([self._shard.keys.filters], args)))
+
+    def _read(self, *, noted: bool) -> None:
+        found = read_filters(self._shard)
+        missing = noted and all(each.process != self._process for each in found.processes)
+        if found.number < self._known.number or missing:
+            # A fail-over or a flush: the processes note their filters again within a few seconds.
+            self._lost, self._lost_until = self._known, self._timing.clock() + self._timing.take_over_after
+        self._known = found

@@ -1,0 +1,83 @@
+-- Notes which events the endpoints of a process select, and removes the notes of silent processes; at maxmemory too.
+--
+-- KEYS[1] -> sweeperd:filters  HASH
+--            `version`            `<number>@<ms>`: the number rises when a process comes, changes its filters, or goes
+--            `answered`           `<ms> <ms>`: for how long Redis has answered the processes, and TIME at the last call
+--            `heard:<process>`    `<ms> <ms>`: `answered` at the last call of the process, and since when its filters
+--                                 are as they are
+--            `filters:<process>`  endpoint -> filter, JSON
+-- ARGV[1] -> the process;  ARGV[2] -> its filters, JSON; empty: the process ends
+-- ARGV[3] -> a process that has been silent for longer counts no more, ms
+-- ARGV[4] -> the longest time between two calls in which Redis surely answered, ms
+-- Returns the version.
+--
+-- Silence is counted by `answered`: if Redis did not answer for an hour, no process could call, and all of them live.
+-- After a longer pause between two calls nobody knows whether Redis answered, so the pause counts for a second only: a
+-- fifteenth of the usual ARGV[3].
+--
+-- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
+
+-- @include clock
+-- @include rights
+
+local function pair(text)
+  local first, second = string.match(text or '', '^(%d+) (%d+)$')
+  return tonumber(first), tonumber(second)
+end
+
+local key, process, filters = KEYS[1], ARGV[1], ARGV[2]
+local notes, flat = {}, redis.call('HGETALL', key)
+for i = 1, #flat, 2 do
+  notes[flat[i]] = flat[i + 1]
+end
+local answered, called_at = pair(notes.answered)
+local pause = math.max(0, clock.now - (called_at or clock.now))
+answered = (answered or 0) + (pause <= tonumber(ARGV[4]) and pause or math.floor(tonumber(ARGV[3]) / 15))
+local answered_text = string.format('%d', answered)
+
+local gone, set, lives = {}, {'answered', answered_text .. ' ' .. clock.now_text}, {}
+local version, changed = notes.version, not notes.version
+for i = 1, #flat, 2 do
+  local field = flat[i]
+  local other = string.match(field, '^heard:(.*)$')
+  local heard, since = pair(other and notes[field])
+  if heard and answered - heard <= tonumber(ARGV[3]) then
+    lives[other] = true
+    if heard > answered and other ~= process then -- `answered` was lost
+      set[#set + 1] = field
+      set[#set + 1] = answered_text .. ' ' .. string.format('%d', since)
+    end
+  end
+end
+lives[process] = filters ~= ''
+for i = 1, #flat, 2 do
+  local sort, other = string.match(flat[i], '^(%a+):(.*)$')
+  if (sort == 'heard' or sort == 'filters') and not lives[other] then
+    gone[#gone + 1] = flat[i]
+    changed = true
+  end
+end
+if lives[process] then
+  local _, since = pair(notes['heard:' .. process])
+  if notes['filters:' .. process] ~= filters then
+    set[#set + 1] = 'filters:' .. process
+    set[#set + 1] = filters
+    since, changed = nil, true
+  end
+  set[#set + 1] = 'heard:' .. process
+  set[#set + 1] = answered_text .. ' ' .. string.format('%d', math.min(since or clock.now, clock.now))
+end
+if changed then
+  local number = tonumber(string.match(version or '', '^(%d+)@')) or 0
+  version = string.format('%d', number + 1) .. '@' .. clock.now_text
+  set[#set + 1] = 'version'
+  set[#set + 1] = version
+end
+
+local refused = no_right('HDEL', key) or no_right('HSET', key)
+if refused then
+  return refused
+end
+redis.call('HDEL', key, '', unpack(gone))
+redis.call('HSET', key, unpack(set))
+return version

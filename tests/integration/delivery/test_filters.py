@@ -1,0 +1,191 @@
+"""A rolling change of the filter of an endpoint: two processes, one consumer group."""
+
+import itertools
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.context import Timing
+from sweeperd.delivery.circuit import FAILURES_TO_OPEN
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.errors import RedisUnavailable
+from sweeperd.ops.check import CheckLevel, check_shard
+from sweeperd.ops.status import read_endpoints
+from sweeperd.outbox import EndpointStateStore, Filters
+from sweeperd.outbox.filters import FilterNote, read_filters
+from sweeperd.outbox.stream import LONG_IDLE_MS
+from sweeperd.store import Shard
+from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Receiver, Request
+
+KEY = "sweeperd:filters"
+#: A process that is silent is dead soon.
+QUICK = Timing(take_over_after=2.0, heartbeat_every=0.1, block=0.05, refresh_every=0.1, scan_every=0.05)
+OLD, NEW = {"tenants": ["a"]}, {"tenants": ["a", "b"]}
+
+
+def both(client: redis.Redis, count: int, *tenants: str) -> list[bytes]:
+    """Events of these tenants in turn."""
+    turns = itertools.cycle(tenants)
+    return [entry for number in range(count) for entry in expire(client, f"r{number}", tenant=next(turns))]
+
+
+def endpoint(settings: dict[str, Any]) -> dict[str, Any]:
+    return {"name": "hook", "url": "http://127.0.0.1:9/", **settings}
+
+
+def endpoints(settings: dict[str, Any]) -> list[EndpointSettings]:
+    return [EndpointSettings.model_validate(endpoint(settings))]
+
+
+def released(delivery: Delivery) -> set[bytes]:
+    return {owner for owner, _, _ in delivery.pending().values() if owner.startswith(b"(released:")}
+
+
+def test_a_filter_is_widened(client: redis.Redis, deliver: Deliver, shard: Shard) -> None:
+    """From the note of the new process on, each event that it wants is delivered."""
+    with Receiver() as receiver, deliver(receiver.url, endpoint=OLD) as old:
+        early = both(client, 20, "b")
+        eventually(lambda: not old.pending() and client.xinfo_groups(EVENTS)[0]["last-delivered-id"] == early[-1])
+        with deliver(receiver.url, endpoint=NEW):
+            both(client, 200, "a", "b")
+            eventually(lambda: len(receiver.requests) == 200)
+            settled(old)
+        assert Counter(request.event["tenant_id"] for request in receiver.requests) == {"a": 100, "b": 100}
+        assert old.events("delivered") > 0, "both processes have worked"
+        assert [each.process for each in read_filters(shard).processes] == [old.dispatcher._outbox.consumer]
+
+
+def test_a_filter_is_narrowed(client: redis.Redis, deliver: Deliver) -> None:
+    """As long as the wider filter lives, its process delivers what it wants; then nobody does."""
+    with Receiver() as receiver, deliver(receiver.url, endpoint=OLD, timing=QUICK) as new:
+        with deliver(receiver.url, endpoint=NEW, timing=QUICK):
+            both(client, 100, "a", "b")
+            eventually(lambda: len(receiver.requests) == 100)
+        both(client, 20, "a", "b")
+        eventually(lambda: len(receiver.requests) == 110)
+        settled(new)
+
+
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ended"])
+def test_a_roll_back_holds_nothing_up(
+    killed: bool, client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new process delivers nothing and goes: what it wanted is judged anew, and acknowledged."""
+    with Receiver() as receiver, deliver(receiver.url, endpoint=OLD, timing=QUICK) as old:
+        with monkeypatch.context() as patch:
+            if killed:
+                patch.setattr(Filters, "leave", lambda _: None)
+            newcomer = Filters(old.dispatcher._shard, "newcomer", endpoints(NEW), QUICK)
+            newcomer.update()
+            wanted = both(client, 10, "b")
+            eventually(lambda: released(old) and len(old.pending()) == len(wanted))
+            both(client, 10, "a")
+            eventually(lambda: len(receiver.requests) == 10)
+            newcomer.leave()
+        settled(old)
+    assert {request.event["tenant_id"] for request in receiver.requests} == {"a"}
+
+
+def test_parked_events_are_kept_for_the_process_that_wants_them(client: redis.Redis, deliver: Deliver) -> None:
+    """The receiver fails; the process with the narrower filter takes parked events too, when their wait is over."""
+    failing = threading.Event()
+    failing.set()
+    taken = set[str]()
+
+    def answer(request: Request, _before: int) -> Answer:
+        if failing.is_set():
+            return Answer(503)
+        taken.add(request.event_id)
+        return Answer()
+
+    with (
+        Receiver(answer) as receiver,
+        deliver(receiver.url, endpoint=NEW, timing=QUICK, probe_max="200ms") as new,
+        deliver(receiver.url, endpoint=OLD, timing=QUICK, probe_max="200ms"),
+    ):
+        both(client, 20, "a", "b")
+        receiver.wait_for(lambda requests: len(requests) > 20)
+        failing.clear()
+        settled(new)
+    assert len(taken) == 20
+
+
+@pytest.mark.parametrize("state", ["open", "paused"])
+def test_released_events_are_not_forgotten_while_an_endpoint_rests(
+    state: str, client: redis.Redis, deliver: Deliver
+) -> None:
+    """With an open circuit they become probes; a paused endpoint keeps them for the time after it."""
+    with Receiver() as receiver, deliver(receiver.url, endpoint=NEW, timing=QUICK) as new:
+        lane = new.dispatcher.endpoints[0].lane
+        owner = FilterNote.of(endpoints(NEW)[0]).owner
+        if state == "paused":
+            EndpointStateStore(lane.shard).pause("hook", "a test")
+            eventually(lambda: lane.state.resting)
+        else:
+            for number in range(FAILURES_TO_OPEN):
+                lane.circuit.failed(b"0-%d" % number, "HTTP 503")
+        (event,) = expire(client, "one", tenant="b")
+        client.xreadgroup("hook", "old", {EVENTS: ">"}, count=1)
+        client.xclaim(EVENTS, "hook", owner, 0, [event], idle=LONG_IDLE_MS, retrycount=0, justid=True)
+        if state == "paused":
+            time.sleep(0.3)
+            assert new.pending()[event][0] == owner
+            EndpointStateStore(lane.shard).resume("hook")
+        eventually(lambda: len(receiver.requests) == 1)
+        settled(new)
+
+
+def test_a_process_notes_its_filters_before_it_takes_an_event(
+    client: redis.Redis, shard: Shard, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While Redis refuses the note, nothing is taken, and the process is not ready."""
+
+    def refuse(_self: Filters) -> None:
+        raise redis.ResponseError("NOPERM no right")
+
+    client.xgroup_create(EVENTS, "hook", "0", mkstream=True)
+    (event,) = expire(client, "one", tenant="a")
+    with Receiver() as receiver:
+        with monkeypatch.context() as patch:
+            prepare = Dispatcher.prepare
+            patch.setattr(Dispatcher, "prepare", lambda _: None)
+            patch.setattr(Filters, "update", refuse)
+            with deliver(receiver.url, endpoint=NEW, timing=QUICK) as delivery:
+                with pytest.raises(RedisUnavailable):
+                    prepare(delivery.dispatcher)
+                time.sleep(0.3)
+                assert not delivery.pending()
+                patch.undo()
+                eventually(lambda: len(receiver.requests) == 1)
+    assert client.xinfo_groups(EVENTS)[0]["last-delivered-id"] == event
+
+
+def test_filters_that_differ_for_long_are_reported(
+    client: redis.Redis, shard: Shard, deliver: Deliver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, in the log; by `check` and by the status as long as it lasts."""
+    with deliver("http://127.0.0.1:9/", endpoint=OLD) as delivery:
+        Filters(shard, "newcomer", endpoints(NEW)).update()
+        settings = Settings.model_validate({"webhooks": {"endpoints": [endpoint(NEW)]}})
+        for ago in (0, 90_000):
+            for row in client.hscan_iter(KEY, "heard:*"):
+                heard, since = row[1].split()
+                client.hset(KEY, row[0], f"{int(heard)} {int(since) - ago}")
+            delivery.dispatcher._filters.refresh()
+            for _ in range(2):
+                delivery.dispatcher.maintain()
+            (status,) = read_endpoints(settings, shard, shard.read_clock(), Counter())
+            (found,) = [each for each in check_shard(shard, settings) if each.check == "filters"]
+            said = [record for record in caplog.records if "different filters" in record.message]
+            if not ago:
+                assert (status.warning, found.level, said) == ("", CheckLevel.OK, [])
+        assert "newcomer" in status.warning
+        assert found.level is CheckLevel.WARNING
+        assert len(said) == 1

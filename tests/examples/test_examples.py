@@ -290,6 +290,17 @@ def test_what_is_held_in_a_hash_is_declared_as_a_sum(example: str, tmp_path: Pat
     assert {(each.key, each.field) for each in kind.sums} == held
 
 
+@EACH_STEP
+def test_what_the_writer_calls_an_end_is_declared(example: str, step: str, client: redis.Redis, tmp_path: Path) -> None:
+    (kind,) = load(config_of(example, tmp_path), {}).kinds
+    rules, service = RULES[example], prepared(example, client)
+    rules.make(service, 60_000)
+    rules.later[step](service)
+    state = cast(Any, client.hget(rules.hash, "state"))
+    if state and kind.script is None:
+        assert state.decode() in kind.over["state"]
+
+
 def test_a_renewed_lock_is_held_longer(client: redis.Redis) -> None:
     locks = writer_of("locks").Locks(client)
     assert locks.take("disk", "w1", 30_000) == 1

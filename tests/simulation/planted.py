@@ -200,10 +200,11 @@ def others_filter_ignored() -> None:
     put(Filters, "owner_for", lambda *_: None)
 
 
-@planted("an event is acknowledged by filters that have changed since it was judged")
+@planted("a process reads the filters of the others once, and judges by them for ever")
 def judged_before() -> None:
     compared = "(redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[2]"
     in_script("delivery/acknowledge_unwanted", compared, "false")
+    replace(Filters, "update", lambda original: lambda self: None if self._next_at else original(self))
 
 
 @planted("nobody takes an event that was released for another filter")

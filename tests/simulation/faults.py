@@ -58,6 +58,7 @@ class Faults:
             "upgrade": self.upgrade,
             "clock": self.clock,
             "canary": self.canary,
+            "log": self.log,
         }
         self._chosen = [kind for kind in self.kinds if kind in simulation.plan.faults]
 
@@ -176,6 +177,11 @@ class Faults:
         server, step = self._server(), self._random.choice([0.5, 5.0, STEP]) * self._random.uniform(-1, 1)
         server.skew = max(-STEP, min(STEP, server.skew + step))
         self._book.disturb("clock set", STEP + TAKE_OVER)
+
+    def log(self) -> None:
+        """Nobody reads the log of a process any more, to its end: the work must not wait for that."""
+        if (replica := self._living()) and replica.host:
+            replica.host.log_unread = True
 
     def upgrade(self) -> None:
         """The replicas end and begin again, one after the other, with their roles dealt anew."""

@@ -1,11 +1,13 @@
 """The replicas: processes with an unchanged `Service` each. They may be killed, stopped, reloaded and restarted."""
 
+import functools
 import signal
 from types import SimpleNamespace
 from typing import Any
 
 import sweeperd.runtime.service
 from sweeperd.config import Settings
+from sweeperd.logs import QueuedHandler
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.service import Service
@@ -23,8 +25,8 @@ def process_name() -> str:
 class Replica:
     """One replica, over all its processes."""
 
-    def __init__(self, name: str, role: str, settings: Settings) -> None:
-        self.name, self.role, self.settings = name, Role(role), settings
+    def __init__(self, name: str, role: str, settings: Settings, *, queued_log: bool = False) -> None:
+        self.name, self.role, self.settings, self._queued_log = name, Role(role), settings, queued_log
         #: Every process that there was: a collected greenlet would run its `finally`.
         self._hosts: list[Host] = []
         self._service: Service | None = None
@@ -68,6 +70,9 @@ class Replica:
             kernels.KERNEL.spawn(number.name, lambda: handler(number, None), self.host)
 
     def _guarded(self, host: Host) -> None:
+        if self._queued_log:
+            host.log = QueuedHandler(functools.partial(_write, host))
+            host.log.start()
         try:
             service = Service(self.settings, lambda: self.settings, lambda _: None, SystemdNotifier({}), self.role)
             self.metrics.append(service._metrics)
@@ -89,6 +94,13 @@ class Replica:
         """What the daemon itself reports as stuck or dead."""
         runners: Any = self._service._daemon._runners if self._service else []
         return [problem for runner in runners for problem in runner.health]
+
+
+def _write(host: Host, line: memoryview) -> int:
+    """As `os.write` to a pipe that is full if nobody reads it."""
+    while host.log_unread:
+        kernels.KERNEL.pause(None)
+    return len(line)
 
 
 def _exit(_code: int) -> None:

@@ -56,6 +56,9 @@ class Host:
         self.frozen: list[Task] = []
         #: The tasks of a dead process: kept, because a collected greenlet would run its `finally`.
         self.tasks: list[Task] = []
+        #: Where the lines of its log go, and whether nobody reads them any more.
+        self.log: Any = None
+        self.log_unread = False
         #: What becomes of the process at its `os._exit`.
         self.exit: Callable[[], None] = lambda: None
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from sweeperd.config import Settings
 
-#: Every fault that `faults` knows; a run leaves some of them out. The last one is drawn by itself: the seeds from
-#: before it stay what they were.
+#: Every fault that `faults` knows; a run leaves some of them out. The last two are each drawn by themselves: the seeds
+#: from before them stay what they were.
 FAULTS = (
     "kill", "pause", "cut", "restart", "stand", "flush", "skew", "failover", "full", "rights", "receivers", "reload",
-    "upgrade", "clock", "canary",
+    "upgrade", "clock", "canary", "log",
 )  # fmt: skip
 #: Everything that operators do. The last action is drawn by itself: the seeds from before it stay what they were.
 OPERATIONS = (
@@ -121,11 +121,13 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         again["kinds"] = []
     elif rng.random() < 0.2:
         again |= {"kinds": [SEATS], "reservations": {"enabled": False}}
-    faults = {fault for fault in FAULTS[:-1] if rng.random() < 0.4}
+    faults = {fault for fault in FAULTS[:-2] if rng.random() < 0.4}
     operations = {operation for operation in OPERATIONS[:-1] if rng.random() < (0.5 if operation == "replay" else 0.3)}
     if random.Random(f"{seed} calm").random() < 0.2:
         faults = faults & CALM | {"receivers"}
         operations &= CALM
+    if random.Random(f"{seed} log").random() < 0.2:
+        faults.add("log")
     if random.Random(f"{seed} repairs").random() < 0.2:
         operations.add("drift")
     if other_filters:

@@ -19,6 +19,7 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.reader import Consumer, DueScan, ProbeChooser
 from sweeperd.delivery.senders import BatchSender
 from sweeperd.errors import RedisUnavailable
+from sweeperd.logs import QueuedHandler
 from sweeperd.outbox import ConsumerGroups, Filters, Outbox, Subscription, is_waiting
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.sweeps import CyclesLease, StandBy
@@ -353,6 +354,11 @@ def two_repairs() -> None:
 
     vars(sweeperd.ops.reconcile.counters)["Lease"] = Shared
     in_script("ops/repair_budget", "if redis.call('GET', KEYS[2]) ~= ARGV[3] then", "if false then")
+
+
+@planted("a line of the log waits for its reader")
+def log_waits() -> None:
+    put(QueuedHandler, "emit", lambda self, record: self._written(self._encoded(self.format(record))))
 
 
 def plant(name: str) -> None:

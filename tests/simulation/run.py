@@ -94,8 +94,14 @@ class Log(logging.Handler):
         self.lines.append(line)
         if self.file:
             self.file.write(line + "\n")
+        if kernel.current and kernel.current.host.log:
+            kernel.current.host.log.handle(record)
         if record.exc_info and record.exc_info[1] and record.name.startswith("sweeperd"):
             raise Failure("no traceback in the log", line)
+
+    def createLock(self) -> None:  # noqa: N802
+        """None: a process that is killed in the middle of a line must not keep all others from the log."""
+        self.lock = None
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - its name in `logging`
         """A line that cannot be written is a fault too."""
@@ -131,7 +137,11 @@ class Simulation:
         vars(sweeperd.store.shard)["connect"] = connector(self.servers)
         vars(sweeperd.delivery.webhook)["Transport"] = transport(self.receivers)
         self.book = Book(plan, self.servers, self.receivers)
-        self.replicas = [Replica(f"replica-{number}", role, plan.settings) for number, role in enumerate(plan.roles, 1)]
+        logged = "log" in plan.faults
+        self.replicas = [
+            Replica(f"replica-{number}", role, plan.settings, queued_log=logged)
+            for number, role in enumerate(plan.roles, 1)
+        ]
         self.rivals: list[Rival] = []
         self.settings = plan.settings
         self.faults, self.operators = Faults(self), Operators(self)

@@ -26,10 +26,12 @@ from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.ops.search import EntryPages
 from sweeperd.ops.status import read_status
 from sweeperd.outbox.subscription import BacklogMemory
-from sweeperd.runtime.periodic import Lookout, PeriodicTask
+from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
+from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
-from sweeperd.runtime.sweeps import RETRY_EVERY, CyclesLease, Failure, KindSweep, kind_sweeps
+from sweeperd.runtime.schedule import Incomplete, Outcome, Rules, Schedule, Tick
+from sweeperd.runtime.sweeps import Failure, KindSweep, kind_sweeps
 from sweeperd.store.shard import open_shards
 
 log = logging.getLogger(__name__)
@@ -56,7 +58,7 @@ class ShardRunner:
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
             ours = replace(context, shard=self._sweep_shard)
-            self._sweeps = kind_sweeps(ours, cycles_lease=self._cycles_lease, looks=settings.sweep.looks)
+            self._sweeps = kind_sweeps(ours, cycles_lease=self._cycles_lease)
         self.delivery = Dispatcher(context, delivers=role.delivers)
         self._actions = ActionExporter(shard, metrics)
         self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
@@ -68,17 +70,17 @@ class ShardRunner:
         self.status_history = StatusHistory(shard.name, shard.address, read)
         #: The tasks whose being stuck makes the process unhealthy.
         self._essential = list(self._essential_tasks(settings))
-        sweeping = zip(self._sweeps, self._essential, strict=False)
-        watched = [(sweep.watch, task) for sweep, task in sweeping if sweep.watch]
-        #: Looks for deadlines between two sweeps; None if the settings want no looks, or nothing is swept.
-        self.lookout = Lookout(self._sweep_shard, stop, watched) if watched else None
+        precision = settings.sweep.precision.total_seconds() if settings.sweep.looks else None
+        rules = Rules(settings.sweep.interval.total_seconds(), precision)
+        #: Decides when each kind is swept; None if this process sweeps nothing.
+        self.schedule = Schedule(self._sweep_shard, stop, self._sweeps, rules, self._sweep) if self._sweeps else None
         interval = min(self._timing.status_every, 3 * settings.sweep.interval.total_seconds())
         #: A separate thread reads the status for the page, so that no other task waits for the reading.
         self.tasks = [
             *self._essential,
             PeriodicTask(f"status of {self.name}", self._read_status, interval, _patience(settings)),
         ]
-        works = [sweep.name for sweep in self._sweeps] if role.sweeps else [_MAINTENANCE]
+        works = self.kinds if role.sweeps else [_MAINTENANCE]
         #: Kind, or the maintenance -> why the work fails now; empty if the work succeeds.
         self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
         #: The kinds, or the maintenance, that were tried.
@@ -93,6 +95,11 @@ class ShardRunner:
     def trouble(self) -> str:
         """Why this shard cannot be worked with now; empty if the shard can."""
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of the kinds that this process sweeps here."""
+        return [sweep.name for sweep in self._sweeps]
 
     @property
     def password_refused(self) -> bool:
@@ -131,24 +138,23 @@ class ShardRunner:
     @property
     def health(self) -> list[str]:
         """The threads of this shard that are stuck or have died, as a sentence each."""
-        hanging = [f"the sweep of {sweep.name} on {self.name} is stuck" for sweep in self._sweeps if sweep.hangs]
         problems = [f"the {task.name} is stuck" for task in self._essential if task.stuck]
-        problems = list(dict.fromkeys([*hanging, *problems]))
         if self._role.delivers and not self._stop.is_set() and not self.delivery.complete:
             problems.append(f"a delivery thread of {self.name} has died")
         problems += [f"the {thread} on {self.name} is stuck" for thread in self.delivery.stuck]
-        if self.lookout and self.lookout.has_died and not self._stop.is_set():
-            problems.append(f"the thread that looks for deadlines of {self.name} has died")
-        if self.lookout and self.lookout.progress.silent_for > self._patience:
-            problems.append(f"the thread that looks for deadlines of {self.name} is stuck")
+        if self.schedule and not self._stop.is_set():
+            problems += self.schedule.problems(self._patience)
         return problems
+
+    def retire(self, deadline: float) -> bool:
+        """After a stop: wait until `deadline` (monotonic) for the current batches. Returns whether they have ended."""
+        ended = all([task.join(deadline) for task in self.tasks])
+        return (self.schedule is None or self.schedule.join(deadline)) and ended
 
     def end(self, deadline: float) -> bool:
         """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
-        ended = all([task.join(deadline) for task in self.tasks])
+        ended = self.retire(deadline)
         ended = self.delivery.join(deadline) and ended
-        if self.lookout:
-            ended = self.lookout.join(deadline) and ended
         for sweep in self._sweeps if ended else ():
             sweep.end()
         if ended:
@@ -159,12 +165,6 @@ class ShardRunner:
 
     def _essential_tasks(self, settings: Settings) -> Iterator[PeriodicTask]:
         interval, patience = settings.sweep.interval.total_seconds(), _patience(settings)
-        if self._role.sweeps:
-            longest = settings.sweep.time_budget.total_seconds() + patience
-            for sweep in self._sweeps:
-                yield PeriodicTask(
-                    f"sweep of {sweep.name} on {self.name}", functools.partial(self._sweep, sweep), interval, longest
-                )
         if self._cycles_lease:
             yield self._waiting("cycles lease", self._hold_cycles_lease, RETRY_EVERY, patience, "the lease of Cycles")
         maintain_every = min(self._timing.maintain_every, 3 * interval)
@@ -201,18 +201,20 @@ class ShardRunner:
         if self._cycles_lease and not any(sweep.hangs for sweep in self._sweeps if sweep.cycles_lease):
             self._cycles_lease.hold()
 
-    def _sweep(self, sweep: KindSweep) -> None:
-        if self._stop.is_set():
-            return
+    def _sweep(self, sweep: KindSweep, order: Tick) -> Outcome:
+        outcome: Outcome
         try:
             self.delivery.prepare()
             # Ready from the first page on: a tick may take its whole time budget.
-            trouble = sweep.run(functools.partial(self._note, sweep.name, ""))
+            outcome = sweep.run(order, functools.partial(self._note, sweep.name, ""))
+            trouble = outcome.failure if isinstance(outcome, Incomplete) else ""
         except Exception as error:
             failure = Failure.of(error)
             trouble = failure.cause if failure.sort in ("redis", "refused") else f"the sweep fails: {failure.cause}"
             sweep.failed(failure)
+            outcome = Incomplete(trouble)
         self._note(sweep.name, trouble)
+        return outcome
 
     def _maintain(self) -> None:
         try:
@@ -259,18 +261,19 @@ class Daemon:
         #: Answers the questions of the pages about entries.
         self.entry_pages = EntryPages(settings, shards)
         self._tasks = [task for runner in self._runners for task in runner.tasks]
-        # A thread for each task, so that no task waits for the Redis of another shard.
-        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(len(self._tasks))})
+        # A thread for each task and each kind, so that nothing waits for the Redis of another shard.
+        threads = len(self._tasks) + sum(len(runner.kinds) for runner in self._runners)
+        self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(threads)})
 
     def start(self) -> None:
         """Start all threads. Raises RuntimeError if the system gives no more threads; `stop` ends the started ones."""
         if self._role.delivers:
             for runner in self._runners:
                 runner.delivery.start()
-        for runner in self._runners:
-            if runner.lookout:
-                runner.lookout.thread.start()
         self._scheduler.start()
+        for runner in self._runners:
+            if runner.schedule:
+                runner.schedule.start(self._scheduler)
         for task in self._tasks:
             task.schedule(self._scheduler)
 
@@ -297,7 +300,7 @@ class Daemon:
         """Take no more work; wait up to `seconds` for the current batches. Returns whether the batches have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
-        return all([task.join(deadline) for task in self._tasks])
+        return all([runner.retire(deadline) for runner in self._runners])
 
     def stop(self, deadline: float | None = None) -> bool:
         """
@@ -339,7 +342,7 @@ class Daemon:
         for name in earlier - names:
             self.metrics.webhooks.forget(name)
         for runner in self._runners:
-            kinds = [sweep.name for sweep in runner._sweeps]
+            kinds = runner.kinds
             self.metrics.retain(runner.name, kinds, self._settings.events.groups)
         for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)

@@ -21,7 +21,8 @@ from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.document import Count, Document, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.sweeps import CyclesLease, Failure, KindSweep, kind_sweeps
+from sweeperd.runtime.cycles_lease import CyclesLease
+from sweeperd.runtime.sweeps import Failure, KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome

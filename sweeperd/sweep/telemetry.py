@@ -75,15 +75,11 @@ class LastSweepStore:
         """The decisions of a batch, which count even if the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
-    def heard(self, by: bytes | None, at: bytes | None) -> bool:
-        """The fields of the last note, as they were read. Returns whether the note is this process's."""
-        if by == self._by.encode():
-            return True
-        if at is not None and at.isdigit():
-            # A note from the future is of a time before the clock was set back, so it is as old at least.
-            self._noted_at = time.monotonic() - abs(self._shard.clock.now_ms() - int(at)) / 1000
-            self._is_ours = False
-        return False
+    def heard(self, at_ms: int) -> None:
+        """Another process noted a tick at this moment, ms on Redis's clock."""
+        # A note from the future is of a time before the clock was set back, so it is as old at least.
+        self._noted_at = time.monotonic() - abs(self._shard.clock.now_ms() - at_ms) / 1000
+        self._is_ours = False
 
     def note(self, report: SweepReport, *, woken: bool = False, proven: bool = True) -> bool:
         """

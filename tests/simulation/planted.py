@@ -21,8 +21,9 @@ from sweeperd.delivery.senders import BatchSender
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import QueuedHandler
 from sweeperd.outbox import ConsumerGroups, Filters, Outbox, Subscription, is_waiting
+from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.periodic import PeriodicTask
-from sweeperd.runtime.sweeps import CyclesLease, StandBy
+from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store import Clock, Shard, scripts
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Script
@@ -224,7 +225,7 @@ def lease_for_ever() -> None:
         return begin
 
     replace(Lease, "__init__", make)
-    put(StandBy, "is_pointless", lambda _: False)
+    put(KindSweep, "_may_overrule", lambda *_: False)
 
 
 @planted("a task waits for the host's clock after the clock was set back")

@@ -11,9 +11,10 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.runtime import sweeps
+from sweeperd.runtime import cycles_lease
+from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.once import run_once
-from sweeperd.runtime.sweeps import CyclesLease, kind_sweeps
+from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store import Shard
 from tests.support.harness import eventually, reserve
 from tests.support.servers import Server
@@ -25,9 +26,9 @@ CYCLES = {"cycles": {"enabled": True}}
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half a second in place of 30, and a renewal every 100 ms in place of 10 s."""
-    monkeypatch.setattr(sweeps, "TTL", timedelta(milliseconds=500))
-    monkeypatch.setattr(sweeps, "RENEW_EVERY", 0.1)
-    monkeypatch.setattr(sweeps, "PATIENCE", 0.5)
+    monkeypatch.setattr(cycles_lease, "TTL", timedelta(milliseconds=500))
+    monkeypatch.setattr(cycles_lease, "RENEW_EVERY", 0.1)
+    monkeypatch.setattr(cycles_lease, "PATIENCE", 0.5)
 
 
 def runs(metrics: Metrics, outcome: str) -> float | None:

@@ -11,9 +11,9 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime import service
+from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.service import Service
-from sweeperd.runtime.sweeps import CyclesLease
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.sweep.telemetry import SweepTelemetry
 from tests.support.harness import daemon, environment, eventually, reserve

@@ -14,7 +14,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.sweeps import KindSweep, StandBy
+from sweeperd.runtime.schedule import Complete, Signal, Tick
+from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store import Shard
 from sweeperd.store.lease import holder, process_name
 from sweeperd.sweep import kinds_of
@@ -59,6 +60,11 @@ def hold_a_list(client: redis.Redis) -> None:
     client.rpush(LEASE, "no lease")
 
 
+def after(seconds: float) -> Tick:
+    """A tick over the whole index, by a process that has not had the lease for this long."""
+    return Tick(stood_by=seconds)
+
+
 @pytest.mark.parametrize("hold", [hold_for_ever, hold_a_list])
 def test_a_lease_that_never_runs_out_stops_no_sweep(
     hold: Callable[[redis.Redis], None], client: redis.Redis, shard: Shard, caplog: pytest.LogCaptureFixture
@@ -67,19 +73,13 @@ def test_a_lease_that_never_runs_out_stops_no_sweep(
     reserve(client, ["overdue"])
     metrics = Metrics()
     sweep = sweep_of(shard, settings_of(), metrics)
-    began = time.monotonic()
     with caplog.at_level(logging.WARNING):
-        sweep.run()
+        assert sweep.run(after(3.9)) is Signal.STOOD_BY
         assert (sweeps(metrics, "standby"), client.zcard("reservation:ttl")) == (1, 1)
-
-        def swept() -> bool:
-            sweep.run()
-            return not client.zcard("reservation:ttl")
-
-        eventually(swept)
-        assert time.monotonic() - began >= 4
-        assert sweeps(metrics, "ok") == 1
-        sweep.run()  # the note of this sweep is its own, so it goes on
+        outcome = sweep.run(after(4.0))
+        assert isinstance(outcome, Complete)
+        assert (outcome.alone, outcome.noted, client.zcard("reservation:ttl")) == (True, True, 0)
+        assert isinstance(sweep.run(after(5.0)), Complete), "the note of this sweep is its own, so it goes on"
     assert sweeps(metrics, "ok") == 2
     assert [record.message for record in caplog.records if record.message == WARNING] == [WARNING]
     client.delete(LEASE)
@@ -95,15 +95,12 @@ def test_a_holder_that_notes_its_sweeps_is_waited_for(
     by = f"{socket.gethostname()}-{os.getpid()}-000000" if same_host_and_pid else "somebody-1"
     assert same_host_and_pid == (by.rpartition("-")[0] == process_name().rpartition("-")[0])
     hold_for_ever(client)
-    settings = settings_of()
-    lease = sweep_of(shard, settings, Metrics()).lease
-    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        note: dict[Any, Any] = {"at": shard.read_clock(), "by": by, "seconds": 1, "complete": 1}
-        client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
-        assert not stand_by.is_pointless()
-        time.sleep(0.2)
+    sweep = sweep_of(shard, settings_of(), Metrics())
+    note: dict[Any, Any] = {"at": shard.read_clock() - 3000, "by": by, "seconds": 1, "complete": 1}
+    client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
+    assert sweep.run(after(3600)) is Signal.STOOD_BY
+    client.hset("sweeperd:ticks", "at", shard.read_clock() - 4000)
+    assert isinstance(sweep.run(after(3600)), Complete), "its last sweep is too old"
 
 
 def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -> None:
@@ -111,10 +108,7 @@ def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -
     client.set(LEASE, "somebody-1-0123456789abcdef", px=3_600_000)
     note: dict[Any, Any] = {"at": shard.read_clock() + 3_600_000, "by": "somebody-1", "seconds": 1, "complete": 1}
     client.hset("sweeperd:ticks", mapping={**note, "expired": 0, "earlier_at": 0, "earlier_expired": 0})
-    settings = settings_of(time_budget="1s")
-    lease = sweep_of(shard, settings, Metrics()).lease
-    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
-    eventually(stand_by.is_pointless)
+    assert isinstance(sweep_of(shard, settings_of(time_budget="1s"), Metrics()).run(after(5)), Complete)
 
 
 def test_a_process_that_died_before_the_clock_was_set_back_is_waited_for_no_longer_than_usual(
@@ -135,17 +129,10 @@ def test_a_process_that_died_before_the_clock_was_set_back_is_waited_for_no_long
 
 
 def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
-    settings = settings_of(time_budget="2s")
-    lease = sweep_of(shard, settings, Metrics()).lease
-    stand_by = StandBy(shard, reservations_kind(shard.keys, settings.sweep), lease, settings.sweep)
-    began = time.monotonic()
-
-    def pointless() -> bool:
-        client.set(LEASE, "somebody-1-0123456789abcdef", px=60_000)
-        return stand_by.is_pointless()
-
-    eventually(pointless)
-    assert time.monotonic() - began >= 6
+    sweep = sweep_of(shard, settings_of(time_budget="2s"), Metrics())
+    client.set(LEASE, "somebody-1-0123456789abcdef", px=60_000)
+    assert sweep.run(after(5.9)) is Signal.STOOD_BY
+    assert isinstance(sweep.run(after(6.0)), Complete)
 
 
 def test_the_lease_of_another_type_is_nobodys(client: redis.Redis, shard: Shard) -> None:
@@ -164,9 +151,10 @@ def test_an_idle_tick_asks_little(client: redis.Redis, shard: Shard) -> None:
     reserve(client, ["later"], overdue_by=-3_600_000)
     metrics = Metrics()
     sweep = sweep_of(shard, Settings(), metrics)
-    sweep.run()
+    leading = Tick(briefly=True)
+    sweep.run(leading)
     commands, reads = asked(client)
-    sweep.run()
+    sweep.run(leading)
     more_commands, more_reads = asked(client)
     assert sweeps(metrics, "ok") == 2
     assert more_commands - commands <= 8

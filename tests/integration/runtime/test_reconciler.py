@@ -204,7 +204,7 @@ def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> Non
     assert runs(metrics) is None, "an alert waits for the first walk where there is this series"
 
 
-@pytest.mark.parametrize(("interval", "duties"), [("", 4), ("1d", 5)])
+@pytest.mark.parametrize(("interval", "duties"), [("", 3), ("1d", 4)])
 def test_it_can_be_turned_off(server: Server, interval: str, duties: int) -> None:
     settings = Settings.model_validate({"redis": {"url": server.url}, "reconcile": {"interval": interval}})
     metrics = Metrics()

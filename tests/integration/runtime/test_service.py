@@ -11,6 +11,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.runtime.daemon import Daemon, ShardRunner
+from sweeperd.runtime.schedule import FULL_TICK
 from sweeperd.runtime.service import Service
 from sweeperd.runtime.systemd import SystemdNotifier
 from tests.support.harness import reserve
@@ -42,7 +43,7 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         service._check()
         service._check()
         assert heard.said("WATCHDOG") == ["1"]
-        assert heard.said("STATUS")[-1] == "Not well: the sweep of reservations on default is stuck"
+        assert heard.said("STATUS")[-1] == "Not well: the maintenance of default is stuck"
 
         monkeypatch.undo()
         monkeypatch.setattr(Dispatcher, "complete", True)
@@ -90,7 +91,7 @@ def test_the_group_of_a_new_endpoint_is_made_before_the_first_sweep(server: Serv
     endpoints = [{"name": "hook", "url": "http://127.0.0.1:1/"}]
     settings = {"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}}
     daemon = Daemon(Settings.model_validate(settings))
-    runner(daemon).tasks[0]._run()
+    runner(daemon)._sweep(runner(daemon)._sweeps[0], FULL_TICK)
     assert client.xlen("sweeperd:events") == 1
     assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == b"0-0"
     runner(daemon)._shard.close()

@@ -16,7 +16,7 @@ UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 
 
 def at_most(concurrency: int, endpoints: int, shards: int = 1) -> int:
-    """A thread for each request in flight, two for each endpoint, and the tasks and the lookout of a shard."""
+    """A thread for each request in flight, two for each endpoint, and the tasks and the schedule of a shard."""
     return concurrency + shards * (2 * endpoints + 7) + 1
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from sweeperd.runtime.periodic import PeriodicTask, _Interval
+from sweeperd.runtime.periodic import PeriodicTask
 from tests.support.harness import eventually
 
 Schedule = Callable[..., PeriodicTask]
@@ -219,69 +219,3 @@ def test_stuck_because_it_does_not_begin() -> None:
 
 def test_join_an_idle_one() -> None:
     assert PeriodicTask("chore", Work(), 10, 60).join(0.0)
-
-
-def test_a_run_out_of_turn_leaves_the_plan_as_it_is(schedule: Schedule, scheduler: BackgroundScheduler) -> None:
-    work = Work()
-    duty = schedule(work, 100)
-    eventually(lambda: work.runs == 1 and duty.idle)
-    (job,) = scheduler.get_jobs()
-    planned = job.next_run_time
-    for runs in (2, 3):
-        duty.wake()
-        eventually(lambda runs=runs: work.runs == runs and duty.idle)
-        eventually(lambda: job.next_run_time == planned)
-    assert planned > datetime.now(UTC) + timedelta(seconds=60)
-
-
-def test_a_run_out_of_turn_comes_although_the_last_one_has_just_ended(schedule: Schedule) -> None:
-    """Also if the scheduler still counts it, and never two at a time."""
-    work = Work()
-    duty = schedule(work, 100)
-    for runs in range(1, 200):
-        eventually(lambda runs=runs: work.runs == runs)
-        while not duty.idle:
-            pass
-        duty.wake()
-    assert work.most_at_once == 1
-
-
-def test_a_planned_run_that_falls_into_a_run_out_of_turn_follows_it(schedule: Schedule) -> None:
-    """Woken whenever it is idle, as under steady expiries: the planned runs, which do more, still come."""
-    woken, runs = [False], {True: 0, False: 0}
-
-    def work() -> None:
-        by, woken[0] = woken[0], False
-        runs[by] += 1
-        time.sleep(0.1)
-
-    duty, began = schedule(work, 0.3), time.monotonic()
-    while time.monotonic() < began + 4:
-        time.sleep(0.005)
-        if duty.idle and not woken[0]:
-            woken[0] = True
-            duty.wake()
-    assert runs[True] > 5
-    # Up to 15 planned runs, each of which takes a third of the interval.
-    assert runs[False] >= 8
-
-
-def test_a_planned_run_is_not_merged_with_a_run_out_of_turn() -> None:
-    """Both have become due when the scheduler looks."""
-    trigger, now = _Interval(seconds=10, timezone=UTC), datetime.now(UTC)
-    trigger.planned = now - timedelta(milliseconds=1)
-    following = trigger.get_next_fire_time(now - timedelta(milliseconds=2), now)
-    assert following is not None
-    assert timedelta(0) < following - now < timedelta(milliseconds=10)
-    assert trigger.get_next_fire_time(following, following) == following + timedelta(seconds=10)
-
-
-def test_a_run_out_of_turn_is_not_asked_of_a_scheduler_that_has_ended() -> None:
-    scheduler, work = BackgroundScheduler(timezone=UTC), Work()
-    scheduler.start()
-    duty = PeriodicTask("chore", work, 3600, 60)
-    duty.schedule(scheduler)
-    eventually(lambda: work.runs == 1 and duty.idle)
-    scheduler.shutdown()
-    duty.wake()
-    assert work.runs == 1

@@ -1,4 +1,4 @@
-"""Who looks for deadlines between two sweeps, and who does not."""
+"""Who polls for deadlines between two sweeps, and who does not."""
 
 import threading
 from typing import Any
@@ -22,29 +22,28 @@ def settings_of(server: Server, **sweep: str) -> Settings:
     return Settings.model_validate({"redis": {"url": server.url}, "http": {"listen": ""}, "sweep": sweep})
 
 
-def lookouts() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("lookout")]
+def schedules() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("schedule")]
 
 
 @pytest.mark.parametrize(
     ("role", "sweep", "expected"),
     [
-        (Role.ALL, {}, ["lookout-default"]),
-        (Role.SWEEP, {}, ["lookout-default"]),
+        (Role.ALL, {}, ["schedule-default"]),
+        (Role.SWEEP, {}, ["schedule-default"]),
         (Role.DELIVER, {}, []),
-        (Role.ALL, {"precision": "0s"}, []),
-        (Role.ALL, {"interval": "50ms"}, []),
+        (Role.ALL, {"precision": "0s"}, ["schedule-default"]),
     ],
 )
 def test_who_looks(role: Role, sweep: dict[str, str], expected: list[str], server: Server) -> None:
     daemon = Daemon(settings_of(server, **sweep), role=role)
     daemon.start()
     try:
-        assert lookouts() == expected
+        assert schedules() == expected
         eventually(lambda: daemon.health()[0] and daemon.readiness()[0])
     finally:
         assert daemon.stop()
-    assert lookouts() == []
+    assert schedules() == []
 
 
 def test_without_the_lease_of_cycles_nobody_looks(server: Server, client: redis.Redis) -> None:
@@ -74,7 +73,7 @@ def test_a_run_for_cron_does_not_look(server: Server, client: redis.Redis) -> No
         """Answer when another entry has been due for a while."""
         reserve(client, ["second"], overdue_by=-100)
         threading.Event().wait(0.6)
-        seen.extend(lookouts())
+        seen.extend(schedules())
         return Answer()
 
     reserve(client, ["first"])

@@ -7,7 +7,7 @@ from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import SweepSettings
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Text
-from sweeperd.ops.reconcile.subjects import HolderDocument, find_holders, read_budget
+from sweeperd.ops.reconcile.holders import HolderDocument, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
 

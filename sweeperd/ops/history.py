@@ -29,7 +29,7 @@ from sweeperd.ops.status import Due, KindDocument, ReplayDocument, ShardStatus, 
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
-from sweeperd.sweep.telemetry import LastSweep
+from sweeperd.sweep.last_sweep import LastSweep
 
 #: Between two samples, and how long a sample is kept, seconds.
 SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0

@@ -32,10 +32,10 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import spread
 from sweeperd.sweep.sweeper import measured
-from sweeperd.sweep.telemetry import LastSweep, read_last_sweep
 from sweeperd.text import decode, moment_ms, span
 
 #: How many keys are visited in search of a key of sweeperd, and how many in one call.

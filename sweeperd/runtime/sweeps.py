@@ -20,9 +20,11 @@ from sweeperd.runtime.schedule import FOLLOW_EVERY, FULL_TICK, Complete, Incompl
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import Lease, process_name
 from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.expiry_rates import ExpiryRates
 from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.last_sweep import LastSweepStore, read_last_sweep
 from sweeperd.sweep.sweeper import Sweeper
-from sweeperd.sweep.telemetry import ExpiryRates, LastSweepStore, SweepTelemetry, read_last_sweep
+from sweeperd.sweep.telemetry import SweepTelemetry
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,9 @@ from sweeperd.store.scripts import Call, Script, source
 from sweeperd.sweep import Decision, Kind
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Backlog
+from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper
-from sweeperd.sweep.telemetry import LastSweep
 
 
 class StillClock(Clock):

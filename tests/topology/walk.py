@@ -9,7 +9,7 @@ from sweeperd.ops.status import read_status
 from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
 from sweeperd.sweep import Outcome
-from sweeperd.sweep.telemetry import LastSweepStore
+from sweeperd.sweep.last_sweep import LastSweepStore
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import reserve
 from tests.topology.servers import Cluster

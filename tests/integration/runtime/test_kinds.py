@@ -14,7 +14,7 @@ from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from sweeperd.sweep import Outcome, kinds_of
-from sweeperd.sweep.telemetry import read_last_sweep
+from sweeperd.sweep.last_sweep import read_last_sweep
 from tests.lua.builders import World, seed
 from tests.lua.kinds.world import SEATS, Seats
 from tests.support.harness import eventually

@@ -12,7 +12,7 @@ from sweeperd.config import CyclesSettings
 from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep import Decision, Outcome
-from sweeperd.sweep.telemetry import ExpiryRates
+from sweeperd.sweep.expiry_rates import ExpiryRates
 from tests.support.builders import StillClock
 from tests.support.fixtures import full
 

@@ -12,7 +12,7 @@ from sweeperd.store import Keys, Shard
 from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep import Decision, Outcome, SweepReport
-from sweeperd.sweep.telemetry import LastSweep, LastSweepStore, read_last_sweep
+from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
 from tests.support.builders import reservations_kind
 from tests.support.fixtures import full
 from tests.support.harness import daemon, environment, eventually, once, reserve, server_time

@@ -15,8 +15,8 @@ from sweeperd.ops.show import Details, ReasonCount
 from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayDocument, ShardStatus
 from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
+from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.sweep.reservations import REASONS
-from sweeperd.sweep.telemetry import LastSweep
 from sweeperd.web.server import WebServer
 from tests.support.builders import last_walk
 

@@ -16,7 +16,7 @@ to the next state and an action. The thread carries the action out: it polls Red
 | following | this process noted its tick last | leading | |
 | following | an entry is overdue by more than LEADS_WITHIN | suspecting | poll the lease at once |
 | suspecting | no entry is overdue any more | following | |
-| suspecting | an entry is overdue and the lease is free | ticking | tick over what is due |
+| suspecting | an entry is overdue and the lease is free | ticking | tick over the whole index |
 | any of these four | a command of a poll was refused, or the note cannot be read | blind | |
 | waiting | the lease of the Cycles services permits it | ticking | tick over the whole index |
 | ticking | the tick was complete, and this process leads | leading | |
@@ -28,7 +28,8 @@ to the next state and an action. The thread carries the action out: it polls Red
 
 *Leading* means that this process noted the last tick. It polls every `precision`. A follower polls once a second. A
 process that stands by polls like a leader for a second, because the lease may be another process's short tick, and
-then once a second. A full tick that becomes due during a tick over what is due follows it at once.
+then once a second. A full tick that becomes due during a tick over what is due follows it at once. A follower
+that takes over goes over the whole index, because only the last leader knew when graces end.
 """
 
 import logging
@@ -298,7 +299,7 @@ def _polled(state: State, heard: Polled, at: Moment, rules: Rules) -> tuple[Stat
         return _polled_leading(state, heard, late_ms, at, rules)
     if late_ms > LEADS_WITHIN:
         if lease_read and not heard.held:
-            return _order(state, Tick(state.seen_ms), at, rules)
+            return _order(state, FULL_TICK, at, rules)
         poll_at = at.now + FOLLOW_EVERY if lease_read else at.now
         return _enter(replace(state, poll_at=poll_at), Phase.SUSPECTING, at, rules), None
     return _enter(replace(state, poll_at=at.now + FOLLOW_EVERY), Phase.FOLLOWING, at, rules), None

@@ -156,7 +156,7 @@ def test_a_follower_that_suspects() -> None:
     held = step(before, Polled(LONG_DUE, THEIRS, held=True))
     assert (held.state.phase, held.action, held.wake_at) == (Phase.SUSPECTING, None, NOW + FOLLOW_EVERY)
     free = step(before, Polled(LONG_DUE, THEIRS))
-    assert (free.state.phase, free.action) == (Phase.TICKING, Tick(SEEN, others_note_ms=SEEN + 1))
+    assert (free.state.phase, free.action) == (Phase.TICKING, Tick(others_note_ms=SEEN + 1))
     done = step(before, Polled(LATER, THEIRS, held=True))
     assert done.state.phase is Phase.FOLLOWING
 

@@ -42,6 +42,15 @@ class Client:
 
     def run(self) -> None:
         """The work of a thread."""
+        ledger = self._open()
+        keys = itertools.count(1)
+        while not self.stop:
+            kernels.KERNEL.pause(self.random.expovariate(self.plan.rate))
+            if not self.stop:
+                self._act(ledger, f"k-{self.number}-{next(keys)}")
+
+    def _open(self) -> Ledger:
+        """The ledger, with a budget for each scope."""
         settings = RedisSettings.model_validate({"url": self.shard.url})
         ids = itertools.count(1)
         shard = Shard(settings, self.shard.prefix, self.shard.name)
@@ -57,11 +66,7 @@ class Client:
             for scope in self._scopes(tenant):
                 with contextlib.suppress(BudgetExists):
                     self._try(functools.partial(administration.open_budget, scope, UNIT, 10**12))
-        keys = itertools.count(1)
-        while not self.stop:
-            kernels.KERNEL.pause(self.random.expovariate(self.plan.rate))
-            if not self.stop:
-                self._act(ledger, f"k-{self.number}-{next(keys)}")
+        return ledger
 
     def _act(self, ledger: Ledger, key: str) -> None:
         tenant = self.random.choice(TENANTS)
@@ -126,6 +131,25 @@ class Trickle(Client):
             reserve = functools.partial(ledger.reserve, tenant, [scope], UNIT, 1, ttl=second, action=ACTION)
             self._try(functools.partial(reserve, idempotency_key=f"{key}-{self.made}"))
             self.made += 1
+
+
+class Wanted(Client):
+    """Makes reservations that every endpoint wants; they expire after a second."""
+
+    tenants: ClassVar[tuple[str, ...]] = ("acme",)
+
+    @functools.cached_property
+    def ledger(self) -> Ledger:
+        """Opened at the first use."""
+        return self._open()
+
+    def expire(self, count: int) -> None:
+        """Make so many."""
+        for _ in range(count):
+            self.made += 1
+            second, key = timedelta(seconds=1), f"wanted-{self.made}"
+            reserve = functools.partial(self.ledger.reserve, "acme", self._scopes("acme"), UNIT, 1, ttl=second)
+            self._try(functools.partial(reserve, idempotency_key=key, action=ACTION))
 
 
 #: Holds seats in one step, once for each id. Every third hold is being paid for twice as long as it is held.

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.context import Timing
-from sweeperd.ops.endpoints import SKIPPED
+from sweeperd.ops.endpoints import DROPPED, SKIPPED
 from sweeperd.outbox import EventFilter, is_waiting
 from sweeperd.outbox.filters import LivingFilters
 from sweeperd.outbox.replays import ReplayNote
@@ -418,7 +418,7 @@ class Book:
             stream = book.server.value(book.key("sweeperd:dead-letters"))
             for id_, row in stream._values_dict.items() if stream is not None else ():
                 letter = dict(zip(row[::2], row[1::2], strict=True))
-                if letter[b"reason"] == SKIPPED.encode():
+                if letter[b"reason"] in (DROPPED.encode(), SKIPPED.encode()):
                     continue
                 age = (id_[0] - int(letter[b"event"].partition(b"-")[0])) / 1000
                 if age < max_age - 2 - (2 * STEP if "clock" in self.plan.faults else 0):

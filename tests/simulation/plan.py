@@ -77,6 +77,8 @@ class Plan:
     rival: str = ""
     #: Whether, after all is settled, receivers fail once more, while only events come that their endpoints do not want.
     trickle: bool = False
+    #: How a receiver fails for the last time, after all is settled (see `outages`); empty: it does not.
+    outage: str = ""
 
     @property
     def clean(self) -> bool:
@@ -150,6 +152,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         {name: rng.choice([0.05, 0.5, timeout * 0.9]) for name in dict.fromkeys(names)},
         rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
         not clean and random.Random(f"{seed} trickle").random() < 0.5,
+        "" if clean else random.Random(f"{seed} outage").choice(["", "", "", "flood", "orphan"]),
     )
 
 

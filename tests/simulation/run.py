@@ -38,6 +38,7 @@ from tests.simulation.hosts import Replica, process_name
 from tests.simulation.invariants import Book
 from tests.simulation.kernel import Failure, Host
 from tests.simulation.operators import Operators
+from tests.simulation.outages import Outage
 from tests.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from tests.simulation.planted import PLANTED, plant
 from tests.simulation.receivers import Behaviour, Receiver, transport
@@ -180,6 +181,8 @@ class Simulation:
         self._settle()
         if self.plan.trickle:
             self._trickle()
+        if self.plan.outage:
+            self._outage()
         self._until(self.kernel.now + WATCHED)
         self._finish()
 
@@ -203,6 +206,14 @@ class Simulation:
         self._settle(lambda: [each for each in self.book.undelivered(self.settings) if each in before])
         for client in clients:
             client.stop = True
+        self._settle()
+
+    def _outage(self) -> None:
+        """A last outage of one receiver; see `outages`."""
+        outage = Outage(self)
+        self.kernel.spawn("outage", outage.run, Host("client-outage"))
+        while not outage.over:
+            self._until(self.kernel.now + CHECK_EVERY)
         self._settle()
 
     def note(self, line: str) -> None:

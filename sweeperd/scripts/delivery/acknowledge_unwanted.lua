@@ -2,9 +2,9 @@
 --
 -- KEYS[1] -> sweeperd:events   STREAM
 -- KEYS[2] -> sweeperd:filters  HASH    `version`: see note_filters.lua
--- ARGV[1] -> the group;  ARGV[2] -> the version that the events were judged by; empty: there were no notes
+-- ARGV[1] -> the group;  ARGV[2] -> the version that the events were judged by; empty if there were no notes
 -- ARGV[3..] -> the ids of the events
--- Returns how many events were pending; -1 if the version is another one: nothing was acknowledged.
+-- Returns how many events were pending, or -1 if the version has changed and nothing was acknowledged.
 --
 -- XACK is the only write.
 

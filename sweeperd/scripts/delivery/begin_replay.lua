@@ -1,13 +1,13 @@
--- Begins a replay: makes the consumer group and the note of the replay, at maxmemory too.
+-- Begins a replay: creates its consumer group and its note, even at maxmemory.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
--- ARGV[1] -> the group;  ARGV[2] -> the position of the group: the group gets the events after this id
+-- ARGV[1] -> the group;  ARGV[2] -> the group's position: it receives the events after this id
 -- ARGV[3] -> the first event of the replay;  ARGV[4] -> the note
--- Returns `begun`; `running` if a replay is in this group; `gone` if the first event is in the stream no more.
+-- Returns `begun`; `running` if the group has a replay already; `gone` if the first event was trimmed from the stream.
 --
--- XACK comes first and acknowledges nothing. It needs no memory: if Redis is at maxmemory, XACK is still accepted, and
--- so are XGROUP and HSET after XACK. A group without a note is left if an operator deleted the hash.
+-- XACK comes first. It acknowledges nothing and needs no memory: at maxmemory Redis accepts it, and then XGROUP and
+-- HSET. A group without a note is left behind when an operator deletes the hash.
 
 -- @include rights
 

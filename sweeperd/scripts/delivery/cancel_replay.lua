@@ -1,12 +1,12 @@
--- Marks a replay as cancelled, at maxmemory too.
+-- Marks a replay as cancelled, even at maxmemory.
 --
 -- KEYS[1] -> sweeperd:groups  HASH  group -> its note, JSON
 -- ARGV[1] -> the group
--- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
+-- ARGV[2] -> when the replay began, ms, to tell it from a later replay in this group
 -- ARGV[3] -> the note of the cancelled replay
--- Returns 1; 0 if the replay has ended already.
+-- Returns 1; 0 if the replay has already ended.
 --
--- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
+-- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include json
 -- @include rights

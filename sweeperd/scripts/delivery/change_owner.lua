@@ -1,12 +1,12 @@
--- Changes the owner of pending events, or only their idle time, if the owner is still the one known to the caller. An
--- event is left alone if another process has taken, parked or settled the event since then, or if the event is in the
--- stream no more: XCLAIM would make Redis 7 forget the pending event, and a dead letter has to take its place.
+-- Changes the owner of pending events, or only their idle time, if the caller still knows the right owner. An event is
+-- skipped if another process has taken, parked or settled it since. It is also skipped if it was trimmed from the
+-- stream: XCLAIM on Redis 7 would drop it from the pending list, and it has to become a dead letter.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group
--- ARGV[2] -> the owner before: events of another owner stay;  ARGV[3] -> the owner after, the same or another
+-- ARGV[2] -> the owner before: events of another owner stay;  ARGV[3] -> the owner after, possibly the same
 -- ARGV[4] -> the least idle time before, ms;  ARGV[5] -> the idle time after, ms
--- ARGV[6] -> the number of deliveries after; empty: the number stays
+-- ARGV[6] -> the delivery count after; empty to keep it
 -- ARGV[7..] -> the ids of the events
 -- Returns the ids of the changed events.
 --

@@ -1,16 +1,16 @@
--- Writes back each stored moment that lies ahead of this server's clock, because the clock was set back since, by hand
--- or by a fail-over to another host. A moment that must be past becomes now; a mute lasts for its length from now on.
+-- Corrects every stored time that lies in the future, because the clock was set back by hand or by a failover to
+-- another host. A time that must be past becomes now. A mute lasts for its length from now on.
 --
 -- KEYS[1] -> sweeperd:events     STREAM
 -- KEYS[2] -> sweeperd:endpoints  HASH  endpoint -> state, JSON: `paused_at`; `muted_until`, and `mute_ms`, its length
 -- KEYS[3] -> sweeperd:circuits   HASH  endpoint@process -> note, JSON: `at`, `delivered_at`; endpoint -> ms
 -- KEYS[4] -> sweeperd:processes  HASH  daemon -> note, JSON: `at`
--- ARGV[1] -> how far a moment may lie ahead, ms: processes read the clock now and then, and count on from there
+-- ARGV[1] -> how far in the future a time may lie, ms: processes read the clock occasionally and extrapolate
 --
--- Returns how far the clock is behind the last id of the stream or the latest of the notes, ms; 0 or less: not behind.
+-- Returns how far the clock is behind the stream's last id or the latest note, ms; 0 or less if it isn't behind.
 --
--- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET
--- after HDEL.
+-- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that
+-- follows.
 
 -- @include clock
 -- @include rights
@@ -19,11 +19,11 @@
 local latest = clock.now + ARGV[1]
 local behind = -math.huge
 
--- The value of a number in a note with moments, if the value is to be replaced.
+-- The replacement for a number in a note, or nil to keep it.
 local function past(name, digits)
   local at = tonumber(digits)
   if string.find(name, '"probe_at"', 1, true) then
-    return nil -- in the future while the circuit is open
+    return nil -- lies in the future while the circuit is open
   end
   behind = math.max(behind, at - clock.now)
   return at > latest and name .. clock.now_text or nil
@@ -40,7 +40,7 @@ local function corrected(key, note)
   return note
 end
 
-local stream = redis.pcall('XINFO', 'STREAM', KEYS[1]) -- an error if there is no stream
+local stream = redis.pcall('XINFO', 'STREAM', KEYS[1]) -- an error if the stream doesn't exist
 for i = 1, #stream, 2 do
   if stream[i] == 'last-generated-id' then
     behind = tonumber(string.match(stream[i + 1], '^%d+')) - clock.now
@@ -63,7 +63,7 @@ for i = 2, #KEYS do
     writes[#writes + 1] = changed[j]
   end
 end
-local found = math.min(math.max(behind, -9007199254740991), 9007199254740991) -- what a reply can hold
+local found = math.min(math.max(behind, -9007199254740991), 9007199254740991) -- the range of an integer reply
 if refused or #writes == 0 then
   return refused or found
 end

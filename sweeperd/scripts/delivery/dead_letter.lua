@@ -1,30 +1,31 @@
--- Gives up on deliveries: acknowledges each event and keeps it as a dead letter, in one step and only once.
+-- Gives up on deliveries: acknowledges each event and keeps it as a dead letter, atomically and only once.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  the letters: event, endpoint, reason, attempts, the event's fields
 --
 -- ARGV[1] -> the consumer group
 -- ARGV[2] -> why
--- ARGV[3] -> the endpoint: named as the group, except in a replay
+-- ARGV[3] -> the endpoint: the group's name, except in a replay
 -- ARGV[4..] -> for each event:
 --   the stream id
---   how many times the event was handed over
---   the owner that the event must have; empty: any
---   how many arguments follow, and these: the fields of an event about this, name and value in turn; 0: no such event
+--   how many times the event was delivered to a consumer
+--   the owner that the event must have; empty for any
+--   the number of arguments that follow: the fields of an event about this, name and value in turn; 0 for no event
 --
--- Returns the ids of the events given up on. An event is left out if it is pending no more or has another owner:
--- another replica has taken, parked or settled it.
+-- Returns the ids of the dead-lettered events. An event is left out if it is no longer pending or has another owner,
+-- because another replica has taken, parked or settled it.
 --
--- A trial of XACK comes first. XACK needs no memory: if Redis is at maxmemory, XACK is still accepted, and so is XADD
--- after XACK. A letter is added before its event is acknowledged: a stream with the greatest last id takes no entry.
+-- A trial of XACK comes first because it needs no memory: at maxmemory Redis accepts it, and then the XADD that
+-- follows. A letter is added before its event is acknowledged, because a stream at the greatest possible id refuses
+-- entries.
 
 -- @include rights
 -- @include trial
 
 local LAST_MS = '18446744073709551615-' -- the greatest first half of an id
-local MOST = 7000 -- Lua passes no more than 8,000 arguments; an event of another writer may have more
+local MOST = 7000 -- Lua passes up to 8,000 arguments, and an event from another writer may have more
 
--- Whether the stream may take no further entry, or a few.
+-- Whether the stream is close to the greatest possible id, and may refuse an entry.
 local function is_ending(key)
   local info = redis.pcall('XINFO', 'STREAM', key)
   for i = 1, #info, 2 do
@@ -35,7 +36,7 @@ local function is_ending(key)
   return false
 end
 
-redis.call('XLEN', KEYS[2]) -- fail here, if the key is of another type, before the first write
+redis.call('XLEN', KEYS[2]) -- fail before the first write if the key has the wrong type
 local may_announce, one_only = not is_ending(KEYS[1]), is_ending(KEYS[2])
 local announced = false
 local ids, letters, announcements = {}, {}, {}
@@ -69,7 +70,7 @@ if refused then
 end
 trial('XACK', KEYS[1])
 local added = redis.pcall('XADD', KEYS[2], '*', unpack(letters[1]))
-if type(added) == 'table' then -- an error; the id of the entry is text
+if type(added) == 'table' then -- an error; an id is a string
   return added
 end
 for i = 1, #ids do

@@ -1,15 +1,15 @@
--- Ends a replay: removes the consumer group and the note of the replay in one step.
+-- Ends a replay: removes its consumer group and its note atomically.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON
 -- ARGV[1] -> the group
--- ARGV[2] -> when the replay began, ms: a later replay in this group is another one
--- ARGV[3] -> 1: end the replay even if events are left
--- Returns 1; 0 if the replay has ended already, or has events that are pending or not given out.
+-- ARGV[2] -> when the replay began, ms, to tell it from a later replay in this group
+-- ARGV[3] -> 1 to end the replay even if events are left
+-- Returns 1; 0 if the replay has already ended, or has pending or undelivered events.
 --
--- If the group was lost, all events count as not given out: a process makes the group again.
+-- If the group was lost, all events count as undelivered, because a process creates the group again.
 --
--- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is XGROUP after it.
+-- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the XGROUP that follows.
 
 -- @include groups
 -- @include json

@@ -1,43 +1,43 @@
--- Makes consumer groups if they are missing, and the stream with them, and keeps a note of each group's position; at
--- maxmemory too.
+-- Creates missing consumer groups, and the stream with them, and notes each group's position, even at maxmemory.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`, `parked` (whether the group has
---                                     each owner of parked events, a digit each); of a replay: what it is about
+--                                     each owner of parked events, a digit each); for a replay, its description
 -- ARGV[1] -> how far back a group begins if its position is known from the note only, ms
--- ARGV[2..] -> for each group three: its name;  its position if the group is missing: the group gets later events;
---              `seen`: the caller has seen the group, so the position holds;  `new`, `backfill`: the caller has not, so
---              the position of a note is taken; without a note the group begins now, or in the past;
---              `replay`: the group is made only if the replay has not ended, so if there is a note of the replay
--- Returns for each group three: its position: all events up to this id are acknowledged;  when the group was made, ms:
--- the age of older events counts from then; 0: the group began at that moment;  `there`, `made` for the first time,
--- `remade`, or `ended`: a replay without a group;  `rewound`, or `lost` if the user lacks the right to XGROUP SETID.
+-- ARGV[2..] -> three for each group: its name;  the position to create it at, so that it receives later events;
+--              `seen`: the caller has seen the group, so the position holds;
+--              `new`, `backfill`: the caller has not, so the note's position is used; without a note the group begins
+--              now, or in the past;
+--              `replay`: the group is created only if its note exists, so only until the replay has ended
+-- Returns three for each group. The position: all events up to this id are acknowledged. When the group was made, ms:
+-- older events age from that moment, and 0 means that the group began at that moment. The outcome: `there`; `made` for
+-- the first time; `remade`; `ended`, a replay without a group; `rewound`; or `lost` if the user lacks the right to
+-- XGROUP SETID.
 --
--- XGROUP DELCONSUMER takes the pending events of a consumer out of the group. No process removes the owners of parked
--- events. If such an owner has gone, the group reads again from the position of the note: some events come again, and
--- none is lost.
+-- XGROUP DELCONSUMER drops a consumer's pending events from the group. No process removes the owners of parked events.
+-- If such an owner is gone, the group reads again from the noted position: some events are delivered twice, none is
+-- lost.
 --
--- If a position is beyond the last id of the stream, the position is of another stream: the old stream was lost, or an
--- older copy has taken its place, perhaps with a slow clock. A group at such a position would pass over new events, so
--- the group begins ARGV[1] back.
+-- A position beyond the stream's last id belongs to another stream. The old stream was lost, or replaced by an older
+-- copy, perhaps with a slow clock. At that position the group would skip new events, so it begins ARGV[1] back.
 --
--- XACK comes first and acknowledges nothing. It needs no memory: if Redis is at maxmemory, XACK is still accepted, and
--- so are XGROUP and HSET after XACK. XGROUP makes the first change, so only HSET needs a check besides.
+-- XACK comes first. It acknowledges nothing and needs no memory: at maxmemory Redis accepts it, and then XGROUP and
+-- HSET. XGROUP makes the first change, so only HSET needs a separate check.
 
 -- @include clock
 -- @include groups
 -- @include rights
 
-local GREATEST = '18446744073709551615' -- the second half of an id
+local GREATEST = '18446744073709551615' -- the greatest second half of an id
 
--- Is an id smaller than another? Compared as text: the halves of an id may be more than a double holds exactly.
+-- Compares ids as text, because a double cannot hold every half of an id exactly.
 local function smaller(one, other)
   local a, b = {string.match(one, '^(%d+)%-(%d+)$')}, {string.match(other, '^(%d+)%-(%d+)$')}
   local half = a[1] == b[1] and 2 or 1
   return #a[half] < #b[half] or (#a[half] == #b[half] and a[half] < b[half])
 end
 
--- An id before this one: the greatest such id, unless the second half is huge.
+-- An id before this one: the greatest such id, unless the second half is very large.
 local function previous(id)
   local milliseconds, sequence = string.match(id, '^(%d+)%-(%d+)$')
   if sequence ~= '0' then
@@ -59,7 +59,7 @@ local oldest = string.format('%d', math.max(0, clock.now - tonumber(ARGV[1]))) .
 
 local PARKED = {'(parked)', '(parked alone)'}
 
--- Which owners of parked events the group has, a digit for each; nil if the user may not know.
+-- Which owners of parked events the group has, a digit each; nil if the user lacks the right.
 local function parked_of(name)
   local found, there = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], name), {}
   if found.err then
@@ -123,7 +123,7 @@ for i = 2, #ARGV, 3 do
   replies[#replies + 1] = outcome
 end
 
-if #missing > 0 or #notes > 0 then -- the note of a group that is rewound changes too
+if #missing > 0 or #notes > 0 then -- a rewound group also changes its note
   local refused = no_right('XACK', KEYS[1]) or no_right('HSET', KEYS[2])
   if refused then
     return refused

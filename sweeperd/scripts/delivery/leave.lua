@@ -1,5 +1,5 @@
--- Removes a consumer if it holds nothing. A consumer with events stays until the events are taken over: removed with
--- the consumer, they would leave the group and never be delivered.
+-- Removes a consumer that has no pending events. A consumer with events stays until they are taken over: removing it
+-- would drop them from the group, and they would never be delivered.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the consumer

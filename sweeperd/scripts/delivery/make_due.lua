@@ -1,13 +1,13 @@
--- Makes parked events due, a page at a time: the events look as if they had waited for long. An event that is in the
--- stream no more is left alone, because XCLAIM would make Redis 7 forget the pending event.
+-- Makes parked events due, page by page, by raising their idle time. An event that was trimmed from the stream is
+-- skipped, because XCLAIM on Redis 7 would drop it from the pending list.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 -- ARGV[1] -> the group;  ARGV[2] -> the owner of parked events
--- ARGV[3] -> the id to begin at, with `(` before an id that is done;  ARGV[4] -> how many at most
+-- ARGV[3] -> the id to start at, with `(` before an id that is already done;  ARGV[4] -> the page size
 -- ARGV[5] -> the idle time after, ms
 -- Returns {how many were parked, the last id}; {0} if there are none.
 --
--- One script: if a process has taken an event since the page was listed, the event stays untouched.
+-- Runs as one script, so that an event taken by another process after the page was listed stays untouched.
 
 -- @include effects
 

@@ -1,21 +1,21 @@
--- Notes which events the endpoints of a process select, and removes the notes of silent processes; at maxmemory too.
+-- Notes which events the endpoints of a process select, and removes the notes of silent processes, even at maxmemory.
 --
 -- KEYS[1] -> sweeperd:filters  HASH
---            `version`            `<number>@<ms>`: the number rises when a process comes, changes its filters, or goes
+--            `version`            `<number>@<ms>`: it rises when a process joins, leaves or changes its filters
 --            `answered`           `<ms> <ms>`: for how long Redis has answered the processes, and TIME at the last call
---            `heard:<process>`    `<ms> <ms>`: `answered` at the last call of the process, and since when its filters
---                                 are as they are
+--            `heard:<process>`    `<ms> <ms>`: `answered` at the process's last call, and since when its filters are
+--                                 unchanged
 --            `filters:<process>`  endpoint -> filter, JSON
--- ARGV[1] -> the process;  ARGV[2] -> its filters, JSON; empty: the process ends
--- ARGV[3] -> a process that has been silent for longer counts no more, ms
--- ARGV[4] -> the longest time between two calls in which Redis surely answered, ms
+-- ARGV[1] -> the process;  ARGV[2] -> its filters, JSON; empty when the process leaves
+-- ARGV[3] -> the silence after which a process no longer counts, ms
+-- ARGV[4] -> the longest gap between two calls during which Redis surely answered, ms
 -- Returns the version.
 --
--- Silence is counted by `answered`: if Redis did not answer for an hour, no process could call, and all of them live.
--- After a longer pause between two calls nobody knows whether Redis answered, so the pause counts for a second only: a
--- fifteenth of the usual ARGV[3].
+-- Silence is measured by `answered`: if Redis was down for an hour, no process could call, and all of them still count.
+-- After a gap longer than ARGV[4] it is unknown whether Redis answered, so the gap counts for a fifteenth of ARGV[3]
+-- only, usually a second.
 --
--- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
+-- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include clock
 -- @include rights

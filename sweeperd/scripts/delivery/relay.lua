@@ -1,48 +1,48 @@
 -- Writes the records of cycles-server for many events: each event, an entry in two indexes, and for each subscription a
--- pending delivery for the dispatcher. If run again, the script writes nothing twice: an existing record stays, because
--- a delivery may have been sent by then.
+-- pending delivery for the dispatcher. The script is idempotent: an existing record stays, because its delivery may
+-- have been sent already.
 --
--- Events of the same tenant, subscriptions and end of the deliveries' JSON are a group. If an index of a tenant or of
--- a subscription has another type, only the events of that index fail.
+-- Events that share tenant, subscriptions and the tail of the deliveries' JSON form a group. If the index of a tenant
+-- or of a subscription has the wrong type, only the events of that index fail.
 --
 -- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
--- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher takes them from the right
+-- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher pops from the right
 -- KEYS[3] -> sweeperd:relay         HASH    `last`: the delivery at the right end; `since`: since when, ms; `waiting`:
 --                                           since when events wait, ms, or empty
 -- and for each group:
 --   events:<tenant>                 ZSET    event id -> the event's time, ms
---   deliveries:<subscription id>    ZSET    delivery id -> when it was made, ms; one key for each subscription
+--   deliveries:<subscription id>    ZSET    delivery id -> when it was created, ms; one key for each subscription
 --   and for each event:
 --     event:<event id>              STRING  the event, JSON
 --     delivery:<delivery id>        STRING  a delivery, JSON; one key for each subscription
 --
 -- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
 -- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
--- ARGV[6] -> the brake: how many deliveries may be pending, 0 for no limit
--- ARGV[7] -> an event of this time, ms, or older does not wait
--- ARGV[8] -> how many ends of the deliveries' JSON follow: the part after the event id
+-- ARGV[6] -> the back-pressure limit: how many deliveries may be pending, 0 for no limit
+-- ARGV[7] -> events of this time, ms, or older never wait
+-- ARGV[8] -> how many tails of the deliveries' JSON follow: the part after the event id
 -- and for each group:
---   number of subscriptions, number of events, number of the end
+--   number of subscriptions, number of events, number of the tail
 --   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
--- The brake: if the pending deliveries of an event do not fit below the limit, the event and all later ones with
--- deliveries wait, and nothing is written for them. The dispatcher lives if the right end has changed within STILL; if
--- not, there is no limit.
+-- Back-pressure: when the pending deliveries of an event exceed the limit, that event and all later ones with
+-- deliveries wait, and nothing is written for them. The limit applies only while the dispatcher is alive: the right end
+-- of the list must have changed within STILL.
 --
--- Returns how many deliveries were made; when the script began, seconds and microseconds; for each event that failed
--- its number, from 1, and why; and the number of each event that waits.
+-- Returns how many deliveries were created; when the script began, seconds and microseconds; for each failed event its
+-- number, from 1, and why; and the number of each waiting event.
 --
--- The first write, LPUSH or else SET, needs memory: if Redis is full, the write is refused and nothing has changed.
--- After the first write nothing can fail, since the rights and the types of all other keys have been checked. LPUSH is
--- a check of its own right: no form of LPUSH changes nothing. SET is checked for one event and one delivery: their ids
--- are hashes, and no pattern of keys tells them apart.
+-- The first write, LPUSH or else SET, needs memory: at maxmemory Redis refuses it while nothing has changed. Nothing
+-- can fail after it, because the rights and the types of all other keys are already checked. LPUSH has no form that
+-- changes nothing, so the write itself checks its right. SET is checked for one event and one delivery: their ids are
+-- hashes, so no ACL key pattern can tell them apart.
 
 -- @include rights
 
--- How many values a command gets.
+-- Values per command.
 local CHUNK = 1000
--- The dispatcher does not live if it takes nothing for so long, ms.
+-- The dispatcher counts as dead when it has taken nothing for this long, ms.
 local STILL = 60000
 local ALL, DISPATCH, STATE = KEYS[1], KEYS[2], KEYS[3]
 local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 8
@@ -51,7 +51,7 @@ local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
 local length = redis.call('LLEN', DISPATCH)
 
--- How many deliveries fit.
+-- How many more deliveries fit below the limit.
 local limit, room = tonumber(ARGV[6]), math.huge
 local noted, oldest, since
 if limit > 0 then
@@ -59,7 +59,7 @@ if limit > 0 then
   oldest = redis.call('LINDEX', DISPATCH, -1) or ''
   noted = redis.call('HMGET', STATE, 'last', 'since', 'waiting')
   since = tonumber(noted[2])
-  -- An empty list is the work of a living dispatcher.
+  -- An empty list proves that the dispatcher is alive.
   if length == 0 or oldest ~= noted[1] or not since or since > now then
     since = now
   end
@@ -68,7 +68,7 @@ if limit > 0 then
   end
 end
 
--- The entries to add to an index, score and member in turn, by key; and why nothing can be added.
+-- By key: the entries to add to an index, score and member in turn, and the reason why nothing can be added.
 local entries, problems, indexes = {[ALL] = {}}, {}, {ALL}
 local function index(key)
   if not entries[key] then
@@ -85,7 +85,7 @@ local function index(key)
   return entries[key], problems[key]
 end
 
--- Calls what(first, last) for chunks of a list. (For no chunk if the list is empty.)
+-- Calls what(first, last) for each chunk of a list; never for an empty list.
 local function chunks(list, what)
   local count = #list
   for first = 1, count, CHUNK do
@@ -98,8 +98,8 @@ local function exists(key)
   return redis.call('EXISTS', key) == 1
 end
 
--- In nearly every call all records are new: a few EXISTS with many keys say so. (Indexes are among the keys: a group's
--- place is known only when the groups before have been passed.)
+-- Usually all records are new, which a few EXISTS with many keys confirm. The keys also contain indexes, so a group's
+-- place is known only after the groups before it have been read.
 local records, groups = {}, {}
 do
   local key, argument, number = 4, ENDS + 1 + ARGV[ENDS], 0
@@ -123,7 +123,7 @@ end)
 local all, failed, waiting, pending = entries[ALL], {}, {}, {}
 local with_deliveries = false
 
--- Does an event of this time wait? Its deliveries have the keys from first to final.
+-- Whether an event of this time waits. Its deliveries have the keys from first to final.
 local function waits(at, first, final)
   local count = 0
   for i = first, final do
@@ -135,7 +135,7 @@ local function waits(at, first, final)
   if room == math.huge or count == 0 then
     return false
   end
-  -- If there is nothing before the event, it fits, however many deliveries it has.
+  -- An event fits into an empty list, no matter how many deliveries it has.
   if tonumber(at) > tonumber(ARGV[7]) and count > room and room < limit then
     room = 0
     return true
@@ -191,7 +191,7 @@ local refused = event_keys[1] and no_right('SET', event_keys[1])
 for _, key in ipairs(indexes) do
   refused = refused or (entries[key][1] and no_right('ZADD', key))
 end
--- What is noted about the brake: fields and values.
+-- The back-pressure note: fields and values.
 local note = {}
 if limit > 0 then
   if oldest ~= noted[1] or not noted[2] or since < tonumber(noted[2]) then

@@ -1,11 +1,11 @@
--- Sets a field of a hash at maxmemory too.
+-- Sets a field of a hash, even at maxmemory.
 --
 -- KEYS[1] -> HASH
 -- ARGV[1] -> the field;  ARGV[2] -> the value
 -- Returns 1.
 --
--- HDEL comes first and removes nothing. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so
--- is HSET after HDEL.
+-- HDEL comes first. It removes nothing and needs no memory: at maxmemory Redis accepts it, and then the HSET that
+-- follows.
 
 -- @include rights
 

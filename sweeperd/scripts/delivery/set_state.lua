@@ -1,17 +1,17 @@
--- Writes the state of an endpoint for all replicas. A pause replaces any other state. A mute does not replace a pause:
--- a pause lasts until an operator ends the pause, and the response to a request in flight must not lift it. Of two
--- mutes the later end holds. A state that is neither, with `muted_until` 0, ends a mute.
+-- Writes the state of an endpoint for all replicas. A pause replaces any other state. A mute doesn't replace a pause:
+-- only an operator ends a pause, and the response to a request in flight must not lift it. The later of two mutes wins.
+-- A state that is neither a pause nor a mute, with `muted_until` 0, ends a mute.
 --
 -- KEYS[1] -> sweeperd:endpoints  HASH  endpoint -> state, JSON
 -- KEYS[2] -> sweeperd:events     STREAM
 -- ARGV[1] -> the endpoint
 -- ARGV[2] -> the state, JSON: `paused_at` is a number if the state is a pause
--- ARGV[3..] -> the fields of an event about a pause, name and value in turn, added if the endpoint was not paused yet;
---              none: no such event
+-- ARGV[3..] -> the fields of an event about a pause, name and value in turn; the event is added if the endpoint was not
+--              paused yet. None: no such event
 -- Returns the state that the hash holds now.
 --
--- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET
--- after HDEL.
+-- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that
+-- follows.
 
 -- @include clock
 -- @include json
@@ -29,7 +29,7 @@ local function is_pause(state)
   return type(state.paused_at) == 'number'
 end
 
--- Until when a state mutes. If the clock was set back since, no mute lasts longer than its length from now on.
+-- When a mute ends. If the clock was set back since, the mute lasts for its length from now at the longest.
 local function end_of_mute(state)
   local mute_ms = state.mute_ms or 0
   return math.min(state.muted_until or 0, mute_ms > 0 and clock.now + mute_ms or math.huge)
@@ -38,7 +38,7 @@ end
 local wanted = json.decode(ARGV[2])
 local paused = is_pause(wanted)
 if wanted.muted_until == 0 then
-  wanted.muted_until = math.huge -- no mute holds against the end of a mute
+  wanted.muted_until = math.huge -- no mute outlasts the end of a mute
 end
 local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
@@ -49,7 +49,7 @@ if found then
     return found
   end
 end
-redis.call('XLEN', KEYS[2]) -- fail here, if the key is of another type, before the first write
+redis.call('XLEN', KEYS[2]) -- fail before the first write if the key has the wrong type
 local announced = ARGV[3] and paused and not was_paused
 local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or announced and no_right('XADD', KEYS[2])
 if refused then
@@ -57,7 +57,7 @@ if refused then
 end
 trial('HDEL', KEYS[1])
 if announced then
-  -- Before the state: a stream with the greatest last id takes no entry.
+  -- Before the state, because a stream at the greatest possible id refuses entries.
   local added = redis.pcall('XADD', KEYS[2], '*', unpack(ARGV, 3))
   if type(added) == 'table' then
     return added

@@ -1,13 +1,13 @@
--- Reads the webhook subscriptions of many tenants of a Cycles installation. Writes nothing.
+-- Reads the webhook subscriptions of many tenants of a Cycles installation. Read-only.
 --
 -- KEYS[1], ... -> webhooks:<tenant>     SET     ids of subscriptions
--- also read -> webhook:<id>             STRING  a subscription, JSON; the ids stand in the sets
+-- also read -> webhook:<id>             STRING  a subscription, JSON; the ids come from the sets
 --
 -- ARGV[1] -> `webhook:` with the prefix of the keys
 --
--- Returns for each set its ids, or the error (a text) if the key has another type; and after these an array with each
--- id and the record of this id in turn, each id once: the record is a text, nil if there is none, and an array with the
--- error if the key has another type.
+-- Returns the ids of each set, or the error as text if the key has the wrong type. Then comes an array with each id,
+-- once, followed by its record: a text, nil if it doesn't exist, or an array with the error if the key has the wrong
+-- type.
 
 local function read(command, key)
   local reply = redis.pcall(command, key)

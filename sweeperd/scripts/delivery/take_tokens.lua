@@ -1,20 +1,20 @@
--- Takes tokens from the bucket of one endpoint: a token is the right to send one request. A full bucket holds `burst`
--- tokens, and a token is added every `interval`.
+-- Takes tokens from the token bucket of one endpoint. A token allows one request. A full bucket holds `burst` tokens,
+-- and one token is added every `interval`.
 --
 -- KEYS[1] -> sweeperd:pace  HASH  endpoint -> when the bucket will be full again, µs on this server's clock
 -- ARGV[1] -> the endpoint;  ARGV[2] -> the interval, µs;  ARGV[3] -> the burst, a whole number
--- ARGV[4] -> how many tokens are wanted, 1 at least
--- Returns {how many were taken, the time until there is the next token, µs; 0 if some were taken}.
+-- ARGV[4] -> how many tokens are wanted, 1 or more
+-- Returns {tokens taken, µs until the next token; 0 if some were taken}.
 --
--- HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so is HSET after HDEL.
+-- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include rights
 
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
 local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) or 0
--- A time too far away is from another rate, or the clock was set back since. It is corrected in the hash: a correction
--- of this copy alone would be as far away at the next call.
+-- A time too far in the future comes from another rate, or the clock was set back since. It is corrected in the hash
+-- too: a correction of the local value alone would be just as far off at the next call.
 local full_at = math.max(math.min(stored, now + burst * interval), now)
 local there = math.floor((now - full_at) / interval + burst + 0.000001)
 local taken = math.max(0, math.min(there, tonumber(ARGV[4])))

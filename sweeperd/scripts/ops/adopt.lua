@@ -1,4 +1,4 @@
--- Takes a reservation set aside by another sweeper into the quarantine, so that operators can list and requeue it.
+-- Moves a reservation that another sweeper set aside to the quarantine, so that operators can list and requeue it.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
@@ -6,9 +6,9 @@
 --
 -- ARGV[1] -> the bare reservation id
 --
--- Returns 'adopted'; 'not_foreign' if the reservation is not ACTIVE with the mark of another sweeper.
+-- Returns 'adopted', or 'not_foreign' unless the reservation is ACTIVE and carries the mark of another sweeper.
 --
--- ZREM is the first write and needs no memory: if Redis is full, ZREM is still accepted, and so is ZADD after ZREM.
+-- ZREM comes first because it needs no memory: at maxmemory Redis accepts it, and then the ZADD that follows.
 
 -- @include clock
 -- @include reservation_look

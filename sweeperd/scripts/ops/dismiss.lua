@@ -1,4 +1,5 @@
--- Takes an entry off the quarantine, and marks the hash as dismissed. State and budgets of the reservation stay.
+-- Removes an entry from the quarantine and marks its hash as dismissed. The reservation's state and budgets don't
+-- change.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
@@ -7,14 +8,14 @@
 --
 -- Returns 'dismissed', or 'not_quarantined'.
 --
--- ZREM is the first write and needs no memory: if Redis is full, ZREM is still accepted, and so is HSET after ZREM.
+-- ZREM comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include clock
 -- @include rights
 
 local row = redis.pcall('HMGET', KEYS[1], 'state')
 if row.err and not string.find(row.err, 'WRONGTYPE', 1, true) then
-  return row -- the hash can perhaps not be marked, and without the mark the entry must stay on the list
+  return row -- the hash may not be writable, and without the mark the entry must stay listed
 end
 local is_hash = not row.err and redis.call('EXISTS', KEYS[1]) == 1
 local refused = no_right('ZREM', KEYS[2]) or is_hash and no_right('HSET', KEYS[1])

@@ -1,10 +1,10 @@
--- The decision and the writes of expire.lua at this moment, with nothing written.
+-- Dry run of expire.lua: its decision and its writes at this moment.
 --
 -- KEYS[1..4], ARGV[1..5] -> the keys and arguments of expire.lua, in the same order
 --
 -- Returns {the reply of expire.lua, {{command, key, ...}, ...}}: the reply and the writes.
 --
--- expire.lua decides: its text is included below, and runs with a `redis` that records the writes and sends none.
+-- The text of expire.lua is included below. It runs with a `redis` that records writes instead of sending them.
 
 -- @include recorder
 

@@ -1,5 +1,5 @@
--- Are these keys on one node of a Cluster? While a Cluster moves a slot, some keys of the slot are on another node, and
--- Redis refuses to run a script with such KEYS.
+-- Checks that the keys are on one node of a Cluster. While a slot migrates, its keys are spread over two nodes, and
+-- Redis refuses to run a script on such KEYS.
 --
 -- KEYS -> names in the shard's slot; the script does not read the keys
 --

@@ -1,12 +1,12 @@
--- Counts the newest entries of the event stream, for the rate of expiries.
+-- Counts the newest entries of the event stream, to compute the expiry rate.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
 --
 -- ARGV[1] -> how far back, ms
--- ARGV[2] -> how many entries at most
+-- ARGV[2] -> the most entries to read
 --
--- Returns {how many entries were read, how many of them are expiries, ms since the oldest one}; {0, 0, 0} without
--- entries. The ms are below 0 if the clock was set back. An entry with `only_for` is a replay and no expiry.
+-- Returns {entries read, expiries among them, ms since the oldest one}; {0, 0, 0} without entries. The ms are negative
+-- if the clock was set back. An entry with `only_for` is a replay and isn't counted as an expiry.
 
 -- @include clock
 

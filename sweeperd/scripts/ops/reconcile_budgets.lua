@@ -1,9 +1,9 @@
--- Reads the reserved amounts of a few budgets, all at one moment of this server's clock.
+-- Reads the reserved amounts of several budgets at one moment of this server's clock.
 --
 -- KEYS -> budget:<scope>:<unit>  HASH
 --
--- Returns {ms, reserved, reserved, ...}: the decimal text of an int64, '' if there is no such budget, '-' if the budget
--- is CLOSED, '?' if the amount cannot be read.
+-- Returns {ms, reserved, reserved, ...}: the decimal text of an int64; '' if the budget doesn't exist, '-' if it is
+-- CLOSED, '?' if the amount is malformed.
 
 -- @include clock
 -- @include amounts

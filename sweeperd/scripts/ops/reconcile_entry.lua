@@ -1,42 +1,42 @@
--- Checks whether index and TTL are right about one entry now, and if asked mends them in the same step.
+-- Checks the index and the TTL of one entry, and on request repairs them in the same step.
 --
 -- KEYS[1] -> the index           ZSET  id -> deadline, ms on this server's clock
 -- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was set aside
 -- KEYS[3] -> the entry's hash    HASH
 --
 -- ARGV[1] -> the id
--- ARGV[2] -> '' to check only; else what to mend, as a walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for
---            an entry without a score. If something else is wrong by now, nothing is written
+-- ARGV[2] -> '' to check only; else the fault to repair, as the walk saw it: `<fault>:<score>`, or `<fault>:<deadline>`
+--            for an entry without a score. If the fault has changed since, nothing is written
 -- ARGV[3] -> the field of the deadline of a configured kind; '' for a reservation
--- ARGV[4] -> by how much a score of a configured kind may be later than the deadline, ms
--- ARGV[5] -> the grace, ms, of a reservation if it has no grace_ms
--- ARGV[6] -> for a configured kind, the outcome of the kind's script in this same step: the script of the walk runs
---            the kind's script first, with no write sent, and then this text
+-- ARGV[4] -> how much later than the deadline a score of a configured kind may be, ms
+-- ARGV[5] -> the grace of a reservation without grace_ms, ms
+-- ARGV[6] -> for a configured kind, the outcome of the kind's script in this same step: the walk's script first
+--            dry-runs the kind's script, then runs this text
 --
--- Returns {} if all is well, else {fault, the right score, the score found or ''}:
---   orphan              an entry without a hash; mended by removing the entry
---   lost                a hash without an entry, neither in quarantine nor dismissed; mended by adding an entry,
---                       and removing the marks of a quarantine that is gone
---   wrong_score         a score that differs from a reservation's deadline, or is later than the deadline of a
---                       configured kind; mended by setting the score
---   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not mended here
---   short_ttl           the hash ends before deadline + grace + a day; mended by a longer TTL. The reply has no score,
---                       and how long the hash has left, ms, comes after it. If there is another fault too, that fault
---                       is reported, and both are mended
+-- Returns {} if the entry is correct, else {fault, the right score, the score found or ''}:
+--   orphan              an index entry without a hash; the repair removes the entry
+--   lost                a hash without an index entry, neither quarantined nor dismissed; the repair adds the entry and
+--                       removes the marks of a quarantine that is gone
+--   wrong_score         a score that differs from a reservation's deadline, or is later than a configured kind's
+--                       deadline; the repair sets the score
+--   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not repaired here
+--   short_ttl           the hash expires before deadline + grace + a day; the repair extends the TTL. The reply has no
+--                       score, and the remaining TTL, ms, follows it. A second fault is reported in its place, and
+--                       both are repaired
 --
--- An entry that has ended has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
+-- An ended entry has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --
--- The check comes before the write in every case: what a walk saw earlier is a hint only. No ledger value changes. ZREM
--- is the first write to the index and needs no memory: if Redis is at maxmemory, ZREM is still accepted, and so is ZADD
--- after ZREM; PEXPIRE needs none either.
+-- Every write follows a fresh check, because what a walk saw earlier is only a hint. Ledger values don't change. ZREM
+-- is the first write to the index because it needs no memory: at maxmemory Redis accepts it, and then the ZADD that
+-- follows. PEXPIRE needs no memory either.
 
 -- @include clock
 -- @include lifetime
 -- @include reservation_look
 -- @include rights
 
--- Each of the two returns the fault or nil, the right score, the score found; and if the TTL of the hash is too short,
--- how long it has left, deadline and grace.
+-- Both functions return the fault or nil, the right score and the score found. If the TTL of the hash is too short,
+-- they also return the remaining TTL, the deadline and the grace.
 local function reservation_fault()
   local row = look.row(KEYS[3])
   local fault, wanted, score = look.fault(KEYS[1], KEYS[2], ARGV[1], row)
@@ -57,7 +57,7 @@ local function kind_fault()
   if row.err or not row[1] then
     return nil
   end
-  -- If a deadline cannot be read, the score is 0, as for a reservation: the next sweep sets the entry aside.
+  -- A malformed deadline gets score 0, as for a reservation, so that the next sweep quarantines the entry.
   local deadline = clock.whole(row[1])
   local wanted = deadline and row[1] or '0'
   if not score then
@@ -65,7 +65,7 @@ local function kind_fault()
     return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', wanted, '', left, deadline, ARGV[5]
   end
   local at, latest = tonumber(score), math.max(deadline or 0, clock.now) + ARGV[4]
-  -- The score is later than the deadline if the entry waits or is protected.
+  -- The score is later than the deadline while the entry waits or is protected.
   local due = deadline and math.max(deadline, math.min(at, latest))
   local left = due and lifetime.too_short(KEYS[3], due, ARGV[5])
   return at > latest and 'wrong_score', wanted, score, left, due, ARGV[5]

@@ -1,23 +1,23 @@
--- Reads a few reservations for `sweeperd reconcile`: is the index right about each, and what does each hold?
+-- Reads several reservations for `sweeperd reconcile`: the fault of each index entry, and what each reservation holds.
 --
 -- KEYS[1] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
 -- KEYS[3..] -> reservation:res_<id>  HASH  the reservations
 --
--- ARGV[1] -> grace in ms if a reservation has no grace_ms
--- ARGV[2] -> ms: holdings that ended before this moment are left out; '': no holdings are returned
+-- ARGV[1] -> the grace of a reservation without grace_ms, ms
+-- ARGV[2] -> ms: holdings that ended before this moment are left out; '' to return no holdings
 -- ARGV[3..] -> the bare ids
 --
--- Returns an answer for each, and after the answers for how long ended reservations stay readable: the shortest such
--- time, ms, '' if none is known or no holdings were asked for. An answer is 0 if there is nothing to report, else
--- {mark or '', holding}. Marks: the faults of reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without
--- `expired_event`). A holding is
---   {}                                             nothing, or no holdings were asked for
---   {'unreadable', unit, scope, ...}               ACTIVE, and the amount cannot be read
---   {'unreadable'}                                 the same, and unit or scopes cannot be read either
---   {from, until, amount, unit, scope, scope, ...} from: ms when the holding began, '' if unknown; until: ms when the
---                                                  holding ended, '' if it still holds, '?' if unknown: an end after
---                                                  now comes from a clock that was set back since
+-- Returns an answer for each id, followed by the shortest time for which ended reservations stay readable, ms; '' if
+-- unknown or if no holdings were requested. An answer is 0 if there is nothing to report, else {mark or '', holding}.
+-- Marks are the faults of reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without `expired_event`). A
+-- holding is
+--   {}                                             nothing, or no holdings were requested
+--   {'unreadable', unit, scope, ...}               ACTIVE with a malformed amount
+--   {'unreadable'}                                 the same, with a malformed unit or malformed scopes
+--   {from, until, amount, unit, scope, scope, ...} from: ms when the holding began, '' if unknown; until: ms when it
+--                                                  ended, '' if it still holds, '?' if unknown. An end in the future
+--                                                  comes from a clock that was set back since
 
 -- @include clock
 -- @include deadline
@@ -29,14 +29,14 @@ local ENDINGS = {COMMITTED = 10, RELEASED = 11, EXPIRED = 12}
 local MAX_SCOPES = 256
 local since = tonumber(ARGV[2])
 
--- The `until` of a holding, as above; nil if the end was before `since`.
+-- The `until` of a holding, as above; nil if it ended before `since`.
 local function held_until(row)
   if row[1] == 'ACTIVE' then
     return ''
   end
   local ending = ENDINGS[row[1]]
   if not ending then
-    return '?' -- an unknown state: it may hold or not
+    return '?' -- an unknown state may or may not hold the amount
   end
   local ended = clock.whole(row[ending])
   if ended and ended > clock.now then
@@ -44,15 +44,15 @@ local function held_until(row)
   elseif ended then
     return ended >= since and row[ending] or nil
   end
-  -- Commits and releases are taken until the end of the grace; a sweep may come at any time after the grace.
+  -- Commits and releases are accepted until the grace ends. A sweep may come at any time after that.
   if row[1] ~= 'EXPIRED' and deadline_phase(row[2], row[9] or ARGV[1], since) == 'overdue' then
     return nil
   end
   return '?'
 end
 
--- How long the reservation stays readable after the end, ms; infinite without a TTL, before the end, and if the end is
--- unknown.
+-- How long the reservation stays readable after it ended, ms; infinite if it has no TTL, hasn't ended, or ended at an
+-- unknown time.
 local function retention(key, row)
   local ended = clock.whole(row[ENDINGS[row[1]]])
   local left = ended and ended <= clock.now and redis.call('PTTL', key) or -1
@@ -75,7 +75,7 @@ local function holding(row)
     return scopes and {'unreadable', row[6], unpack(scopes)} or {'unreadable'}
   end
   local began = clock.whole(row[4])
-  -- A time after now, or after the end, was not written by this server's clock.
+  -- This server's clock did not write a time in the future, or one after the end.
   local known = began and began <= clock.now and began <= (clock.whole(ending) or began)
   local held = {known and row[4] or '', ending, row[5], row[6]}
   for i = 1, #scopes do

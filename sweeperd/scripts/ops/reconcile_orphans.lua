@@ -1,4 +1,4 @@
--- Finds the missing reservations among a few, for the walk over the index.
+-- Finds the missing reservations of a page of the index.
 --
 -- KEYS -> reservation:res_<id>  HASH  the reservations
 --

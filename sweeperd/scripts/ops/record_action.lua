@@ -1,17 +1,17 @@
--- Records and counts an action of an operator. An action that takes a while and cannot be undone is recorded when it
--- begins, and again when it ends. The second record replaces the first one, which stays if the command is killed.
+-- Records and counts an operator's action. A long action that can't be undone is recorded when it begins and again when
+-- it ends. The second record replaces the first, which stays if the command is killed.
 --
 -- KEYS[1] -> sweeperd:actions        STREAM  one entry for each action
--- KEYS[2] -> sweeperd:action-counts  HASH    action -> how often done; action:changed -> how many entries were changed
+-- KEYS[2] -> sweeperd:action-counts  HASH    action -> times done; action:changed -> entries changed
 --
--- ARGV[1] -> how many entries are kept
+-- ARGV[1] -> how many entries to keep
 -- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
--- ARGV[6] -> '' or `begun`: the action begins now, or the id of the record of its begin
+-- ARGV[6] -> '', `begun` if the action begins now, or the id of its first record
 --
--- Returns the id of the entry; the time in the id is of this server's clock.
+-- Returns the id of the entry. Its time comes from this server's clock.
 --
--- A trial of XTRIM comes first. XTRIM needs no memory: if Redis is full, XTRIM is still accepted, and so are the writes
--- after XTRIM.
+-- A trial of XTRIM comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
+-- follow.
 
 -- @include rights
 -- @include trial
@@ -35,7 +35,7 @@ if begins then
 end
 trial('XTRIM', KEYS[1])
 local id = redis.pcall('XADD', KEYS[1], '*', unpack(entry))
-if type(id) == 'table' then -- an error: the stream takes no entry
+if type(id) == 'table' then -- an error: the stream has reached the greatest id
   return id
 end
 if removes then

@@ -1,4 +1,4 @@
--- Moves an amount between `reserved` and `remaining` of one budget, to end a drift found by two walks.
+-- Moves an amount between `reserved` and `remaining` of one budget, to repair a drift that two walks found.
 --
 -- KEYS[1] -> budget:<scope>:<unit>           HASH
 -- KEYS[2] -> sweeperd:lease:repair-budget     STRING  the token of the process that may repair
@@ -7,12 +7,12 @@
 -- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
 -- ARGV[3] -> the token of the lease during the walks
 --
--- Returns 'repaired', or why nothing was changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
--- would be below 0, or a value would leave int64), 'LEASE_LOST' (another repair may have been made since the walks).
+-- Returns 'repaired', or why nothing changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
+-- would be negative, or a value would exceed int64), 'LEASE_LOST' (another repair may have run since the walks).
 --
--- The script adds and subtracts and never sets a value read before, because traffic goes on during the repair. The
--- lease ends with the repair: the same call cannot act twice. The DEL of the lease is the first write and needs no
--- memory: if Redis is full, DEL is still accepted, and so is HSET after DEL.
+-- The script adds and subtracts instead of setting a value read earlier, because traffic continues during the repair.
+-- The lease ends with the repair, so the same call cannot act twice. DEL of the lease comes first because it needs no
+-- memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include amounts
 -- @include rights
@@ -41,11 +41,11 @@ if ARGV[1] == '+' then
 else
   reserved, remaining = amounts.add(reserved, amount), amounts.subtract(remaining, amount)
 end
--- A sum above int64 is nil; a difference below int64 is no int64.
+-- A sum above int64 is nil. A difference below int64 fails is_int64.
 if not (reserved and remaining and amounts.is_int64(remaining)) then
   return 'OUT_OF_BOUNDS'
 end
--- At maxmemory a trial on 6.2 is refused for want of memory; after the DEL the HSET is not.
+-- At maxmemory Redis 6.2 refuses the trial of HSET, but accepts HSET after the DEL.
 local refused = no_right('HSET', KEYS[1])
 if refused and not string.find(refused.err, 'OOM', 1, true) then
   return refused

@@ -1,5 +1,4 @@
--- Delivers a dead letter again: the event goes back into the stream for one endpoint alone, and the letter is removed,
--- in one step: after a crash both are done or none.
+-- Replays a dead letter: adds its event to the stream for one endpoint and removes the letter, atomically.
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  written by dead_letter.lua
@@ -8,12 +7,13 @@
 --
 -- Returns {outcome, ...}:
 --   {'replayed', stream id}
---   {'gone'}      there is no such letter: another command has replayed or dropped the letter
---   {'no_event'}  the letter has no event: the event was out of the stream already when the letter was written
+--   {'gone'}      no such letter: another command has replayed or dropped it
+--   {'no_event'}  the letter has no event: the stream was trimmed before the letter was written
 --   {'no_group'}  the endpoint has no consumer group
 --
--- The event is the same, field by field, with the same event id. `only_for` names the receiving endpoint: all other
--- endpoints acknowledge the event without a request, and a replay is no expiry. The age begins anew with the stream id.
+-- The event keeps every field and its event id. `only_for` names the receiving endpoint, and all other endpoints
+-- acknowledge the event without a request. A replay doesn't count as an expiry. The event's age restarts with the new
+-- stream id.
 
 -- @include rights
 -- @include trial
@@ -46,11 +46,11 @@ local refused = no_right('XDEL', KEYS[2]) or no_right('XADD', KEYS[1])
 if refused then
   return refused
 end
--- Deletes nothing. If Redis is at maxmemory, a write that needs memory is accepted only after a write that needs none,
--- and the letter must not go before the event is in the stream.
+-- Deletes nothing, but needs no memory: at maxmemory Redis accepts the XADD only after such a write. The letter itself
+-- must stay until the event is in the stream.
 trial('XDEL', KEYS[2])
 local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
-if type(added) == 'table' then -- an error; the id of the entry is text
+if type(added) == 'table' then -- an error; an id is a string
   return added
 end
 redis.call('XDEL', KEYS[2], ARGV[1])

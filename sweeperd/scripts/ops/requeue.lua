@@ -1,4 +1,4 @@
--- Puts an entry of the quarantine back into the index, for the sweep to decide again.
+-- Moves a quarantined entry back into the index, so that the next sweep decides it again.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
@@ -6,19 +6,19 @@
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the deadline's field in the hash
--- ARGV[3..] -> if the sweep would set the entry aside again: the fields of the hash that say why, name and value in
---               turn, the reason first. The entry stays
+-- ARGV[3..] -> if the sweep would quarantine the entry again: the fields of the hash that say why, name and value in
+--              turn, the reason first. The entry then stays
 --
 -- For a configured kind the keys are the entry, the index and the quarantine of the kind.
 --
--- Returns 'requeued', 'not_quarantined', or the reason why the entry stays; without a score: 'WRONG_TYPE',
--- 'INVALID_EXPIRY'.
+-- Returns 'requeued', 'not_quarantined', or the reason why the entry stays. If no score can be read, the reason is
+-- 'WRONG_TYPE' or 'INVALID_EXPIRY'.
 --
--- The script decides nothing about the reservation: the next sweep does. If the hash is gone, the score is now, and the
--- sweep removes the entry.
+-- The script leaves the decision to the next sweep. If the hash is gone, the score is now, and the sweep removes the
+-- entry.
 --
--- All checks come before the first write. ZREM is the first write of a requeue and needs no memory: if Redis is full,
--- ZREM is still accepted, and so are the writes after ZREM.
+-- All checks come before the first write. A requeue starts with ZREM because it needs no memory: at maxmemory Redis
+-- accepts it, and then the writes that follow.
 
 -- @include clock
 -- @include rights
@@ -36,7 +36,7 @@ if ARGV[3] then
   end
   return ARGV[4]
 end
-redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type
+redis.call('ZCARD', KEYS[2]) -- fail before the first write if the key has the wrong type
 local score = clock.now_text
 local row = redis.pcall('HMGET', KEYS[1], ARGV[2])
 if row.err then

@@ -1,20 +1,20 @@
 -- Debits an amount without a reservation, in every budget of the scopes or in none.
 --
--- KEYS[1] -> idem:event:<tenant>:<key>    STRING  the answer given under this idempotency key
+-- KEYS[1] -> idem:event:<tenant>:<key>    STRING  the answer recorded under this idempotency key
 -- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; there may be none
 -- KEYS[3..] -> budget:<scope>:<unit>      HASH    one for each scope
 -- Then, beside a Cycles service: idem:<tenant>:event:<key>, STRING, the record of the service
 --
 -- ARGV[1] -> the hash of the request
--- ARGV[2] -> the start of a budget's name, before <scope>:<unit>
+-- ARGV[2] -> the prefix of a budget's name, before <scope>:<unit>
 -- ARGV[3] -> unit
--- ARGV[4] -> amount: decimal int64, not below 0
+-- ARGV[4] -> amount: a decimal int64, 0 or more
 -- ARGV[5] -> overage policy
 -- ARGV[6..] -> the scopes, from the top
 --
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
--- The amount has been used already: the debit is booked even if a budget is in debt or over its limit.
+-- The amount is already used, so it is debited even if a budget is in debt or over its limit.
 
 -- @include answered
 -- @include clock
@@ -44,7 +44,7 @@ local function run()
     return refusal
   end
 
-  -- HSET first, as in the writes: if Redis is full, HSET is refused.
+  -- HSET first, as in the writes: at maxmemory Redis refuses it.
   refusal = budgets.no_right(each)
   if refusal then
     return refusal

@@ -1,25 +1,25 @@
--- Moves a reservation's deadline, in the hash and in the index. An extension has no grace.
+-- Extends a reservation's deadline, in the hash and in the index. No grace applies to an extension.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer given under this idempotency key
+-- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 -- KEYS[5] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the tenant who asks
+-- ARGV[3] -> the requesting tenant
 -- ARGV[4] -> the idempotency key
--- ARGV[5] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
---            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
--- ARGV[6] -> grace in ms if the reservation has no grace_ms
+-- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
+--            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
+-- ARGV[6] -> the grace of a reservation without grace_ms, ms
 -- ARGV[7] -> how long an ended reservation stays readable, ms
--- ARGV[8] -> by how much, ms
--- ARGV[9] -> the start of the name of a reserve's record (a STRING), before the idempotency key. The key is known only
---            when the reservation has been read.
+-- ARGV[8] -> the length of the extension, ms
+-- ARGV[9] -> the prefix of the name of a reserve's record (a STRING), before the idempotency key. That key is known
+--            only after the reservation is read.
 --
--- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON;
--- to a repeated request it is the first answer with the present extension_count, as the Cycles services answer.
+-- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON. A
+-- repeated request gets the first answer with the present extension_count, as from the Cycles services.
 
 -- @include answered
 -- @include clock
@@ -54,9 +54,9 @@ local function run()
 
   reservation.expires_at = reservation.expires_at + by
   local expires_text, count_text = string.format('%d', reservation.expires_at), string.format('%d', count + 1)
-  -- HSET first, as in the writes: if Redis is full, HSET is refused.
+  -- HSET first, as in the writes: at maxmemory Redis refuses it.
   local refusal = no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
-  -- The reserve's record lasts as long as the reservation: a late retry must not make a second reservation.
+  -- The reserve's record lives as long as the reservation, so that a late retry cannot create a second reservation.
   local reserve_record, rest
   if not refusal and reservation.idempotency_key then
     reserve_record = ARGV[9] .. reservation.idempotency_key

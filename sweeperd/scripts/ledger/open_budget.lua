@@ -1,4 +1,4 @@
--- Opens a budget with nothing spent. An existing budget stays as it is.
+-- Opens an unspent budget. An existing budget stays unchanged.
 --
 -- KEYS[1] -> budget:<scope>:<unit>  HASH
 --

@@ -1,22 +1,22 @@
--- Ends an unused reservation: gives back everything, in all budgets of the reservation or in none.
+-- Releases an unused reservation: returns its whole amount, in all of its budgets or in none.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:release:<tenant>:<key>    STRING  the answer given under this idempotency key
+-- KEYS[3] -> idem:release:<tenant>:<key>    STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the tenant who asks
+-- ARGV[3] -> the requesting tenant
 -- ARGV[4] -> the idempotency key
--- ARGV[5] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
---            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
--- ARGV[6] -> grace in ms if the reservation has no grace_ms
+-- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
+--            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
+-- ARGV[6] -> the grace of a reservation without grace_ms, ms
 -- ARGV[7] -> how long an ended reservation stays readable, ms
 --
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
--- A release is accepted until the end of the grace, exactly as long as expire.lua leaves the reservation alone.
+-- A release is accepted until the grace ends, exactly as long as expire.lua leaves the reservation alone.
 
 -- @include answered
 -- @include clock

@@ -1,8 +1,8 @@
--- Holds an amount in every budget of the scopes, or in none.
+-- Reserves an amount in the budgets of all scopes, or in none.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the new reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer given under this idempotency key
+-- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 -- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
 -- Then, beside a Cycles service:
@@ -10,18 +10,18 @@
 --   reservation:idxmeta:<tenant>:created_at_ms  HASH  whether that index is complete
 --   the records of the service for this key     STRING
 --
--- ARGV[1] -> the hash of the request (without the id, since each attempt has a new id)
--- ARGV[2] -> the bare reservation id, if this attempt reserves
+-- ARGV[1] -> the hash of the request (without the id, because each attempt has a new id)
+-- ARGV[2] -> the bare reservation id, used if this attempt reserves
 -- ARGV[3] -> tenant
 -- ARGV[4] -> idempotency key
--- ARGV[5] -> grace in ms if the reservation has no grace_ms
--- ARGV[6] -> the start of a budget's name, before <scope>:<unit>
+-- ARGV[5] -> the grace of a reservation without grace_ms, ms
+-- ARGV[6] -> the prefix of a budget's name, before <scope>:<unit>
 -- ARGV[7] -> unit
--- ARGV[8] -> amount: decimal int64, not below 0
+-- ARGV[8] -> amount: a decimal int64, 0 or more
 -- ARGV[9] -> TTL, ms
--- ARGV[10] -> grace, ms; '': the reservation has no grace_ms (beside a Cycles service it has ARGV[5])
+-- ARGV[10] -> grace, ms; '' for a reservation without grace_ms (beside a Cycles service it gets ARGV[5])
 -- ARGV[11] -> overage policy
--- ARGV[12] -> how often the reservation may be extended
+-- ARGV[12] -> how many times the reservation may be extended
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
 -- ARGV[16..] -> the scopes, from the top
 --
@@ -49,7 +49,7 @@ local function run()
     end
     return replayed
   end
-  redis.call('ZCARD', KEYS[2]) -- fail here, if the key is of another type, before the first write
+  redis.call('ZCARD', KEYS[2]) -- fail before the first write if the key has the wrong type
   local refusal = tenants.refusal(KEYS[4])
   if refusal then
     return refusal
@@ -69,7 +69,7 @@ local function run()
     return each
   end
 
-  -- The refusal of a budget that may not reserve; nil if the budget may.
+  -- The refusal of a budget that may not reserve, else nil.
   local function check(budget)
     local closed = budgets.closed_to_spending(budget)
     if closed then
@@ -78,7 +78,7 @@ local function run()
     if budget.over then
       return {'refused', 'OVER_LIMIT', budget.scope}
     end
-    -- With an overdraft limit a debt is no reason: the limit allows debt.
+    -- Debt is allowed up to an overdraft limit, so it is a reason to refuse only without one.
     if budget.debt ~= '0' and budget.overdraft_limit == '0' then
       return {'refused', 'DEBT_OUTSTANDING', budget.scope}
     end
@@ -103,7 +103,7 @@ local function run()
     'estimate_unit', unit, 'scope_path', scopes[#scopes], 'affected_scopes', json.encode(scopes),
     'budgeted_scopes', json.encode(budgeted), 'created_at', clock.now_text, 'expires_at', expires_text,
     'extension_count', '0', 'max_extensions', ARGV[12], 'overage_policy', ARGV[11], 'idempotency_key', ARGV[4]}
-  -- The service takes no grace_ms for a grace of 0.
+  -- The service reads a missing grace_ms as a grace of 0.
   local grace_text = index and ARGV[10] == '' and ARGV[5] or ARGV[10]
   local optional = {grace_ms = grace_text, subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
   for field, value in pairs(optional) do
@@ -113,7 +113,7 @@ local function run()
     end
   end
 
-  -- HSET first, as in the writes: if Redis is full, HSET is refused.
+  -- HSET first, as in the writes: at maxmemory Redis refuses it.
   refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
   local indexing = index and cycles.indexing(index, metadata, ARGV[2]) or {}
   refusal = refusal or cycles.no_right(indexing)

@@ -1,31 +1,31 @@
--- Charges the amount really used, whatever has become of the hold by now; once, however often the request comes.
+-- Charges the amount used, whatever the state of the reservation, and once, however often the request arrives.
 --
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:event:<tenant>:<key>      STRING  the answer given under this idempotency key. The name is that of an
---                                                   event's record: neither charges if the other has
+-- KEYS[3] -> idem:event:<tenant>:<key>      STRING  the answer recorded under this idempotency key. An event's record
+--                                                   has the same name, so that only one of the two charges
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
 -- KEYS[5] -> sweeperd:events                STREAM  one entry for each expiry
 -- KEYS[6] -> idem:<tenant>:event:<key>      STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the tenant who asks
+-- ARGV[3] -> the requesting tenant
 -- ARGV[4] -> the idempotency key
--- ARGV[5] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
---            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
--- ARGV[6] -> grace in ms if the reservation has no grace_ms
+-- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
+--            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
+-- ARGV[6] -> the grace of a reservation without grace_ms, ms
 -- ARGV[7] -> how long an ended reservation stays readable, ms
--- ARGV[8] -> the amount used: decimal int64, not below 0
+-- ARGV[8] -> the amount used: a decimal int64, 0 or more
 -- ARGV[9] -> trace id for the event of an expiry
 --
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
--- In time, this is a commit. A reservation that is overdue, but not yet swept, is expired as expire.lua does it, with
--- its event, and the amount is charged as an event.lua does it, in the same step; if the reservation has expired, the
--- amount is charged alone. Then the reservation's overage policy says what is charged; an amount of 0 is always
--- accepted. The answer stands in the hash, so the same request gets it as long as there is a hash, and is refused
--- afterwards.
+-- In time, this is a commit. If the reservation is overdue but not yet swept, the script expires it as expire.lua does,
+-- with its event, and charges the amount as event.lua does, in the same step. If the reservation has already expired,
+-- the script only charges the amount. In these late cases the reservation's overage policy decides what is charged, and
+-- an amount of 0 is always accepted. The answer is stored in the hash: the same request gets it until the hash expires,
+-- and is refused afterwards.
 
 -- @include answered
 -- @include clock
@@ -80,7 +80,8 @@ local function run()
     return refusal
   end
 
-  -- The first write comes first. If it is a ZREM, Redis at maxmemory takes all writes of the script; if HSET, none.
+  -- The right to the first write is checked first. If that is a ZREM, Redis at maxmemory accepts all writes of the
+  -- script; if HSET, none.
   refusal = overdue and no_right('ZREM', KEYS[2]) or no_right('HSET', KEYS[1]) or budgets.no_right(each)
   if phase ~= 'expired' then
     refusal = refusal or no_right('ZREM', KEYS[2]) or no_right('PEXPIRE', KEYS[1])

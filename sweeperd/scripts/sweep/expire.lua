@@ -1,5 +1,5 @@
--- Decides one index entry and acts on the decision, atomically. The only place where an expiry is decided, but for
--- ledger/settle.lua, which expires an overdue reservation in the same way.
+-- Decides one index entry and acts on the decision, atomically. Every expiry is decided here, except that
+-- ledger/settle.lua expires an overdue reservation in the same way.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH    the reservation
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
@@ -7,13 +7,13 @@
 -- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was set aside
 --
 -- ARGV[1] -> the bare reservation id
--- ARGV[2] -> the start of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only when the
---            reservation has been read, so they cannot be KEYS; they share the reservation's prefix, and so the slot.
--- ARGV[3] -> grace in ms if the reservation has no grace_ms
+-- ARGV[2] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
+--            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
+-- ARGV[3] -> the grace of a reservation without grace_ms, ms
 -- ARGV[4] -> how long the expired reservation stays readable, ms
 -- ARGV[5] -> trace id for the event
 -- ARGV[6] -> '1': the event has the field `balances`, JSON: scope -> remaining and reserved after the release
--- Anything more is ignored, a client's idea of the time above all: now is this server's TIME.
+-- Further arguments are ignored. In particular, now is this server's TIME, never a client's.
 --
 -- Returns {outcome, ...}:
 --   {'not_found'}  {'not_due'}
@@ -24,20 +24,20 @@
 --     the last two are JSON arrays
 -- If there is an error, nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
 --
--- Redis does not roll a script back, so every check comes before the first write, and after it nothing may fail: if a
--- script gave back scope 1 and then stumbled over scope 2, every sweep would give back scope 1 again.
+-- Redis doesn't roll a script back, so every check comes before the first write, and nothing may fail after it. If a
+-- script released scope 1 and then failed on scope 2, every sweep would release scope 1 again.
 --
--- A right may be taken away on an open connection, so each is asked for before the first write (`denied`); the ZREM
--- asks for itself. In 6.2 an ACL grants no key for reading only, so a readable hash is also writable, and a trial of
--- each command suffices; XADD is tried by itself there, when the right to undo the ZREM is known.
+-- An open connection can lose a right, so each right is checked before the first write (`denied`); ZREM checks its own.
+-- On 6.2 an ACL cannot grant read-only access to a key, so a readable hash is also writable, and one trial of each
+-- command is enough. XADD is its own trial there, after the right to undo the ZREM is confirmed.
 --
--- The first write is always a ZREM. If Redis is at maxmemory with noeviction, it refuses the writes of a script that
--- need memory until the script has made a write that needs none.
+-- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
+-- until the script has made one that needs none.
 --
--- This runs once for each expiry while all other clients wait, so it is written for few commands and few allocations:
--- no helper is defined unless everyday numbers need the helper, functions called often are locals, text is formatted
--- with %d (redis.call would print a number with 17 digits of floating point, at several times the cost), and used
--- tables are used again.
+-- This script runs once for each expiry and blocks all other clients, so it is written for few commands and few
+-- allocations. Helpers are defined only if everyday numbers need them, functions called often are locals, and tables
+-- are reused. Text is formatted with %d, because redis.call would print a number with 17 digits of floating point, at
+-- several times the cost.
 
 -- @include clock
 -- @include deadline
@@ -49,11 +49,11 @@ local MAX_SCOPES = 256
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local permitted = redis.acl_check_cmd
 
--- The error if the user has no right to run this command on this key; else nil. Redis 6.2 cannot be asked. There the
--- command is tried in a form that fails at an argument; if a trial meets another error, the ZREM meets or lifts it too.
+-- The error if the user may not run this command on this key, else nil. Redis 6.2 has no way to ask, so there the
+-- command is tried in a form that fails at an argument. If the trial meets another error, ZREM meets or clears it too.
 local function denied(command, key)
   if permitted then
-    if permitted(command, key, '', '', '') then -- XADD takes most arguments; fewer are an error on newer servers
+    if permitted(command, key, '', '', '') then -- XADD takes the most arguments; newer servers reject fewer
       return nil
     end
   else
@@ -63,7 +63,7 @@ local function denied(command, key)
     else
       problem = attempt(command, key, '\0sweeperd check', '', '').err
     end
-    problem = tostring(problem) -- an imitation of Redis may give the error as another type
+    problem = tostring(problem) -- a Redis imitation may return the error as another type
     if find(problem, '^ERR ')
       or not (find(problem, 'user executing', 1, true) or find(problem, 'Unknown Redis command', 1, true)) then
       return nil
@@ -77,7 +77,7 @@ local function set_aside(reason, now, tenant)
   if refusal then
     return refusal
   end
-  call('ZCARD', KEYS[4]) -- fail here, if the key is of another type, before the first write
+  call('ZCARD', KEYS[4]) -- fail before the first write if the key has the wrong type
   call('ZREM', KEYS[2], ARGV[1])
   call('ZADD', KEYS[4], now, ARGV[1])
   if reason ~= 'WRONG_TYPE' then
@@ -86,7 +86,7 @@ local function set_aside(reason, now, tenant)
   return {'quarantined', reason, tenant or ''}
 end
 
--- Moves amount from reserved to remaining in exact arithmetic. Returns both as text; the third value is the reason if
+-- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or a third value: the reason why
 -- the amount cannot be moved.
 local function move_exactly(reserved, remaining, amount)
   -- @include int64
@@ -161,7 +161,7 @@ if not scopes_text then
 end
 -- @include json
 
--- The decoder stops at a NUL byte without a word; an object has no length.
+-- The decoder silently stops at a NUL byte. An object has length 0.
 local decoded, scopes = pcall(json.decode, scopes_text)
 if not decoded or type(scopes) ~= 'table' or #scopes == 0 or find(scopes_text, '\0', 1, true) then
   return set_aside('MALFORMED_SCOPES', now_text, tenant)
@@ -178,7 +178,7 @@ local small_amount = #amount <= PLAIN_DIGITS and amount + 0
 local budgets = {} -- key -> {reserved, remaining} after the writes; false if the budget is missing or closed
 local missing, closed
 local stem, suffix = ARGV[2], ':' .. unit
--- Turns scopes, in place, into the names of their budgets.
+-- Replaces each scope by the name of its budget.
 for i = 1, #scopes do
   local scope = scopes[i]
   if type(scope) ~= 'string' or scope == '' then
@@ -186,7 +186,7 @@ for i = 1, #scopes do
   end
   local key = stem .. scope .. suffix
   scopes[i] = key
-  local budget = budgets[key] -- if a scope is named twice, it is released twice
+  local budget = budgets[key] -- a scope that is named twice is released twice
   if budget == nil then
     budget = attempt('HMGET', key, 'reserved', 'remaining', 'status')
     if not budget[1] and budget.err then
@@ -225,7 +225,7 @@ for i = 1, #scopes do
       budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
     end
     if problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED' then
-      -- The reserved amounts were released when the budget was closed: the budget is settled already, and stays.
+      -- Closing the budget released its reserved amounts: it is already settled, and stays unchanged.
       budgets[key] = false
       closed = closed or {}
       closed[#closed + 1] = scope
@@ -238,7 +238,7 @@ local missing_text = missing and json.encode(missing) or '[]'
 local closed_text = closed and json.encode(closed) or '[]'
 local more = {}
 if ARGV[6] == '1' then
-  -- The numbers are put in as decimal text: a double would round them.
+  -- Numbers are inserted as decimal text, because a double would round them.
   local parts, seen = {}, {}
   for i = 1, #scopes do
     local key = scopes[i]

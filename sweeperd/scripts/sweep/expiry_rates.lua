@@ -1,36 +1,35 @@
--- Counts the expiries of tenants over windows of a fixed length, and adds an event to the stream when a tenant's count
--- of the present window passes `factor` times the usual count: once for each episode. An episode ends with the first
--- window below that threshold.
+-- Counts the expiries of each tenant over windows of a fixed length. When a tenant's count in the present window
+-- exceeds `factor` times the usual count, an event is added to the stream, once for each episode. An episode ends with
+-- the first window below that threshold.
 --
--- The usual count is a moving average over past windows, at least 1. If a window has more than the threshold, the
--- window counts as the threshold, so that a burst raises the average slowly. A new tenant has no usual count until the
--- first window has ended.
+-- The usual count is a moving average over past windows, and at least 1. A window above the threshold counts as the
+-- threshold, so that a burst raises the average slowly. A new tenant has no usual count until its first window ends.
 --
--- Each call also looks at a few tenants at random, and forgets a tenant without an expiry for KEPT windows, or for
--- CROWDED windows while the hash is full, so that there is room for new tenants.
+-- Each call also samples a few tenants at random. To make room for new tenants, it forgets a tenant that had no expiry
+-- for KEPT windows, or for CROWDED windows while the hash is full.
 --
 -- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of the window, ms; count; usual count or -1; 1 in an episode
 -- KEYS[2] -> sweeperd:events  STREAM
 --
--- ARGV[1] -> now, ms;  ARGV[2] -> length of a window, ms;  ARGV[3] -> factor;  ARGV[4] -> the most tenants in the hash
+-- ARGV[1] -> now, ms;  ARGV[2] -> length of a window, ms;  ARGV[3] -> factor;  ARGV[4] -> max tenants in the hash
 -- ARGV[5] -> the type of the event;  ARGV[6] -> trace id
 -- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many reservations of the tenant have expired
 --
 -- Returns how many events were added.
 --
--- A trial of HDEL comes first. HDEL needs no memory: if Redis is at maxmemory, HDEL is still accepted, and so are the
--- writes after HDEL.
+-- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
+-- follow.
 
 -- @include rights
 -- @include trial
 
 local WEIGHT, PAGE = 0.2, 50
-local KEPT, CROWDED = 300, 12 -- of 5 min: more than a day, so that a daily rhythm is remembered; 1 h
+local KEPT, CROWDED = 300, 12 -- windows of 5 min: 25 h, so that a daily rhythm is remembered; 1 h
 local now, window, factor = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3])
 local known, most = redis.call('HLEN', KEYS[1]), tonumber(ARGV[4])
-redis.call('XLEN', KEYS[2]) -- if the key is of another type, fail here, before the first write
+redis.call('XLEN', KEYS[2]) -- fail before the first write if the key has the wrong type
 
-local stale = {''} -- no tenant's name
+local stale = {''} -- not the name of a tenant
 local page = redis.call('HRANDFIELD', KEYS[1], PAGE, 'WITHVALUES')
 for i = 1, #page, 2 do
   local start = tonumber(string.match(page[i + 1], '^%d+'))
@@ -65,7 +64,7 @@ for i = 7, #ARGV, 2 do
       else
         usual = counted
       end
-      -- Windows without an expiry in between.
+      -- Windows without an expiry since then.
       usual = usual * (1 - WEIGHT) ^ (elapsed - 1)
       episode = episode and elapsed == 1
       start, counted = now, 0
@@ -73,7 +72,7 @@ for i = 7, #ARGV, 2 do
     counted = counted + count
     if usual and not episode and counted > threshold(usual) then
       episode = true
-      local minutes = window / 60000 -- the rates are events per minute
+      local minutes = window / 60000 -- rates are events per minute
       events[#events + 1] = {'type', ARGV[5], 'tenant', tenant, 'id', tenant, 'at', ARGV[1],
         'trace_id', ARGV[6], 'data', string.format(
           '{"metric":"expiry_rate","current_rate":%.6g,"threshold_rate":%.6g,"window_seconds":%d,"sample_count":%d}',
@@ -90,7 +89,7 @@ end
 trial('HDEL', KEYS[1])
 for i = 1, #events do
   local added = (i == 1 and redis.pcall or redis.call)('XADD', KEYS[2], '*', unpack(events[i]))
-  if type(added) == 'table' then -- an error: the stream takes no entry, and the rates stay as they were
+  if type(added) == 'table' then -- an error: the stream refuses entries, and the rates stay unchanged
     return added
   end
 end

@@ -1,21 +1,21 @@
--- One page of the index, with each reservation's hash: is it in grace, so that expire.lua would leave it alone?
--- Nothing is decided here: if an entry is not plainly in grace, expire.lua decides.
+-- Reads one page of the index and finds the reservations in grace, which expire.lua would leave alone. Decides nothing:
+-- expire.lua decides every entry that is not clearly in grace.
 --
 -- KEYS[1] -> reservation:ttl  ZSET  bare id -> expires_at, ms on this server's clock
 --
--- ARGV[1] -> the last score of interest
--- ARGV[2] -> the score to go on at
--- ARGV[3] -> how many entries of exactly this score to pass over
--- ARGV[4] -> how many entries at most
--- ARGV[5] -> the start of a reservation's name (a HASH), before the bare id. The reservations are known only when the
---            page has been read, so they cannot be KEYS; they share the index's prefix, and so the slot.
--- ARGV[6] -> grace in ms if a reservation has no grace_ms
+-- ARGV[1] -> the highest score to read
+-- ARGV[2] -> the score to resume at
+-- ARGV[3] -> how many entries of exactly this score to skip
+-- ARGV[4] -> the page size
+-- ARGV[5] -> the prefix of a reservation's name (a HASH), before the bare id. The reservations are known only after the
+--            page is read, so they cannot be KEYS; they share the index's key prefix, and so its slot.
+-- ARGV[6] -> the grace of a reservation without grace_ms, ms
 --
 -- Returns {{id, score, id, score, ...}, ends, more, fingerprint}.
---   ends         for each id when the grace ends, ms, if the reservation is in grace; else 0
---   more         '1' if there may be more entries after the page, else '0'
---   fingerprint  '' unless all are in grace. unchanged_ranges.lua recognises the page by it. The page is then cut after
---                the last score with all its entries in the page, unless there is only a single score.
+--   ends         for each id, when its grace ends, ms, if the reservation is in grace; else 0
+--   more         '1' if more entries may follow the page, else '0'
+--   fingerprint  '' unless all are in grace. unchanged_ranges.lua recognizes the page by it. The page is then cut after
+--                the last score whose entries are all in the page, unless it has only one score.
 
 -- @include paging
 -- @include fingerprint

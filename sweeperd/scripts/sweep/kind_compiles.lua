@@ -1,15 +1,15 @@
--- Can a user's file stand in the script of its kind?
+-- Checks that a user's file can be embedded in the script of its kind.
 --
--- KEYS[1] -> the kind's index, not read: the key sends the script to the right node of a Cluster
+-- KEYS[1] -> the kind's index, never read: it routes the script to the right node of a Cluster
 --
 -- ARGV[1] -> the text of the file
 -- ARGV[2..] -> the names of all known globals
 --
--- Returns {error of the compiler or '', 1 if a script can ask this server for rights (from 7.0 on) else 0, name of an
+-- Returns {compiler error or '', 1 if a script can check its rights on this server (7.0 or newer) else 0, name of an
 -- unknown global, ...}.
 --
--- If a file compiles alone, it is a closed block. Otherwise the file could close the function around it, or a comment,
--- and run as a part of the script that may write. An unknown global would not be hidden from the file.
+-- A file that compiles alone is a closed block. Otherwise it could close the function around it, or a comment, and run
+-- with write access as a part of the script. An unknown global would not be hidden from the file.
 
 local known = {}
 for i = 2, #ARGV do

@@ -1,19 +1,18 @@
--- Notes that a tick has ended, for operators: who swept last and when, and how much has expired in all.
+-- Records the end of a tick for operators: who swept last and when, and the total number of expiries.
 --
 -- KEYS[1] -> sweeperd:ticks  HASH  the last tick, the running total, and the total a minute or two before
 --
 -- ARGV[1] -> when the tick ended, ms on this server's clock
--- ARGV[2] -> by whom
+-- ARGV[2] -> the process that swept
 -- ARGV[3] -> how long the tick took, seconds
 -- ARGV[4] -> 1; 0 if the tick stopped before the end of the due entries
--- ARGV[5] -> how many entries have expired since this process's last note
--- ARGV[6] -> the score up to which each entry was decided, ms; '' if the tick was cut short or not well
--- ARGV[7] -> how many entries an unproven kind held; '' if the tick does not know.  ARGV[8] -> the likely cause
+-- ARGV[5] -> how many entries have expired since this process's last record
+-- ARGV[6] -> the score up to which every entry was decided, ms; '' if the tick was cut short or had failures
+-- ARGV[7] -> how many entries an unproven kind held back; '' if unknown.  ARGV[8] -> the likely cause
 --
 -- Returns the total.
 --
--- HDEL is the first write and removes `seen`, or nothing. HDEL needs no memory: if Redis is full, HDEL is still
--- accepted, and so is HSET after HDEL.
+-- HDEL comes first. It removes `seen`, or nothing, and needs no memory: at maxmemory Redis accepts it, and then HSET.
 
 -- @include rights
 
@@ -24,7 +23,7 @@ local total = before + ARGV[5]
 local mark_at, mark_expired = tonumber(row[2]), tonumber(row[3])
 local earlier_at, earlier_expired = tonumber(row[4]), tonumber(row[5])
 if not (mark_at and mark_expired and earlier_at and earlier_expired) or at < mark_at then
-  -- The first note, or the server's clock was set back.
+  -- This is the first record, or the server's clock was set back.
   mark_at, mark_expired, earlier_at, earlier_expired = at, total, at, total
 elseif at - mark_at >= MINUTE then
   earlier_at, earlier_expired, mark_at, mark_expired = mark_at, mark_expired, at, total

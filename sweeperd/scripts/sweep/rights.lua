@@ -1,4 +1,4 @@
--- Finds the commands that the user of this connection may not run on this key. Nothing is changed.
+-- Finds the commands that this connection's user may not run on this key. Changes nothing.
 --
 -- KEYS[1] -> the index, the event stream or the quarantine; of any type, or missing
 --
@@ -6,7 +6,7 @@
 --
 -- Returns the names of the refused commands.
 --
--- Redis checks the rights before it runs a command, and each command is tried in a form that changes nothing.
+-- Redis checks rights before it runs a command, so each command is tried in a form that changes nothing.
 
 -- @include trial
 
@@ -15,8 +15,8 @@ local READS = {
   ZMSCORE = {NOT_THERE},
 }
 
--- If the user lacks the right, the error has one of these: the second on Redis to 7.0, the third on newer servers
--- and on Valkey. The last two: the command was renamed (6.2; 7.0 and newer).
+-- The error for a missing right contains one of these: the second on Redis up to 7.0, the third on newer servers and on
+-- Valkey. The last two mean that the command was renamed (6.2; 7.0 and newer).
 local REFUSALS = {
   'NOPERM', 'user executing the script', 'ACL failure', 'Unknown Redis command', 'Unknown command',
 }
@@ -36,7 +36,7 @@ for i = 1, #ARGV do
   else
     reply = trial(ARGV[i], KEYS[1])
   end
-  -- An imitation of Redis may give the error as another type than a string.
+  -- A Redis imitation may return the error as another type than a string.
   if type(reply) == 'table' and is_refusal(tostring(reply.err or '')) then
     refused[#refused + 1] = ARGV[i]
   end

@@ -1,12 +1,12 @@
--- Reads a sample of an index: the key, the TTL and a few fields of each entry. Writes nothing.
+-- Samples an index: the key, the TTL and a few fields of each entry. Read-only.
 --
 -- KEYS[1] -> the index                 ZSET  id -> deadline, ms
 -- KEYS[2..] -> the hashes of the entries
 --
 -- ARGV[1] -> how many fields to read, then the names of the fields, then the ids
 --
--- Returns for each entry that is still in the index {id, score, type of the key, PTTL of the key, {value or nil, ...}};
--- the values are empty if the key is not a hash.
+-- Returns {id, score, type of the key, PTTL of the key, {value or nil, ...}} for each entry that is still in the index.
+-- The values are empty if the key is not a hash.
 
 local count, found = tonumber(ARGV[1]), {}
 local fields = {unpack(ARGV, 2, count + 1)}

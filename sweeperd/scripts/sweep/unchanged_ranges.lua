@@ -1,13 +1,13 @@
--- Finds the unchanged ranges of the index, one after the other: they still have the entries of the moment when all were
--- in grace, and no grace among them has ended.
+-- Finds the ranges of the index that haven't changed since all their entries were in grace, and where no grace has
+-- ended.
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
 --
--- ARGV[1], ARGV[2] -> the position of paging: at this score, after so many entries of the score, which stay
--- ARGV[3..] -> of each range: the number of entries; their fingerprint; when the first grace among them ends, ms
+-- ARGV[1], ARGV[2] -> the position of paging: a score, and how many entries of that score to skip
+-- ARGV[3..] -> for each range: the number of entries; their fingerprint; when their first grace ends, ms
 --
--- Returns how many ranges are unchanged, counted from the first. A range has changed if entries came or went in the
--- range or before it.
+-- Returns how many ranges are unchanged, counted from the first. A range counts as changed if entries were added or
+-- removed in it or before it.
 
 -- @include clock
 -- @include fingerprint

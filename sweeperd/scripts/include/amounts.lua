@@ -1,7 +1,6 @@
--- Arithmetic on amounts in the form of the budgets: decimal text of an int64 goes in, and comes out.
+-- Arithmetic on budget amounts: takes and returns the decimal text of an int64.
 --
--- All text given to add, subtract and share was checked by is_int64. Up to 15 digits a double is exact, and quicker
--- than limbs.
+-- add, subtract and share expect text that passed is_int64. Up to 15 digits a double is exact, and faster than limbs.
 
 -- @include int64
 -- @include whole
@@ -23,7 +22,7 @@ do
     return a_high < b_high or (a_high == b_high and a_low < b_low)
   end
 
-  -- a + b; nil if the sum is above int64. Below int64 no sum can be: at most one of a and b is negative.
+  -- a + b; nil above int64. The sum cannot be below int64, because at most one of a and b is negative.
   function amounts.add(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return string.format('%d', a + b)
@@ -33,7 +32,7 @@ do
     return int64_text(int64_normal(a_high + b_high, a_low + b_low))
   end
 
-  -- a - b, b not negative; nil if the difference is below int64.
+  -- a - b, where b is 0 or more; nil below int64.
   function amounts.subtract(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return string.format('%d', a - b)
@@ -47,7 +46,7 @@ do
     return int64_text(high, low)
   end
 
-  -- The whole part of a / parts, a not negative. Exact: the remainder is below parts, a count of scopes.
+  -- The whole part of a / parts, where a is 0 or more. Exact, because the remainder is below parts, a count of scopes.
   function amounts.share(a, parts)
     if parts == 1 then
       return a

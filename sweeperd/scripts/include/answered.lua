@@ -1,5 +1,5 @@
--- The last word of each reply is the hash of its request, so that a client recognizes a reply that was left on a
--- connection by another request. An error carries no hash.
+-- Appends the hash of the request to its reply, so that a client recognizes the reply to another request that was left
+-- on a connection. An error carries no hash.
 
 local function answered(reply, request_hash)
   if not reply.err then

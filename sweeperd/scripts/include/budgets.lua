@@ -1,7 +1,7 @@
--- Budgets: read under their keys, changed as Lua tables, written back.
+-- Reads budgets by key, changes them as Lua tables, and writes them back.
 --
--- For each budget, after every script: remaining = allocated - spent - reserved - debt. Spent is the funded amount; a
--- charge beyond it is debt, and may bring remaining below 0.
+-- After every script, for each budget: remaining = allocated - spent - reserved - debt. Spent is the funded amount. A
+-- charge beyond it is debt, and may make remaining negative.
 
 -- @include amounts
 -- @include rights
@@ -21,7 +21,7 @@ do
     if not row[1] and redis.call('EXISTS', key) == 0 then
       return false
     end
-    -- Only remaining may be below 0.
+    -- Only remaining may be negative.
     if not (whole.is_amount(row[1]) and amounts.is_int64(row[2]) and whole.is_amount(row[3])
       and whole.is_amount(row[4]) and whole.is_amount(row[5]) and whole.is_amount(row[6])) then
       return nil, {'refused', 'INVALID_BUDGET', scope}
@@ -31,10 +31,10 @@ do
       status = row[8] or ''}
   end
 
-  -- The budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The first
-  -- array has an entry for each mention (if a scope is named twice, it is charged twice, as the sweep releases it
-  -- twice); the second has each budget once, with the number of mentions in `times`. Returns nil and the reply if a
-  -- budget cannot be read as numbers.
+  -- Reads the budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The
+  -- first array has an entry for each mention: a scope that is named twice is charged twice, as the sweep releases it
+  -- twice. The second has each budget once, with the number of mentions in `times`. Returns nil and the reply if a
+  -- budget holds malformed numbers.
   function budgets.read(keys, scopes)
     local known, mentions, each, missing = {}, {}, {}, {}
     for i = 1, #scopes do
@@ -61,8 +61,8 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal of a request if no scope has a budget in the request's unit. stem: the start of a budget's key, before
-  -- <scope>:<unit>. The other units of the protocol are tried, because a wrong unit is the usual mistake.
+  -- The refusal of a request when no scope has a budget in its unit. stem: the prefix of a budget's key, before
+  -- <scope>:<unit>. The protocol's other units are checked, because a wrong unit is the usual mistake.
   local function none(scopes, unit, stem)
     for i = 1, #scopes do
       for _, other in ipairs({'USD_MICROCENTS', 'TOKENS', 'CREDITS', 'RISK_POINTS'}) do
@@ -74,8 +74,8 @@ do
     return {'refused', 'NO_BUDGET', scopes[#scopes]}
   end
 
-  -- The budgets of the scopes in a request, as budgets.read returns them; nil and the refusal if no scope has a budget
-  -- in this unit. stem: the start of a budget's key, before <scope>:<unit>.
+  -- The budgets of a request's scopes, as from budgets.read; nil and the refusal if no scope has a budget in this unit.
+  -- stem: the prefix of a budget's key, before <scope>:<unit>.
   function budgets.named(keys, scopes, unit, stem)
     local mentions, each, missing = budgets.read(keys, scopes)
     if mentions and #each == 0 then
@@ -84,7 +84,7 @@ do
     return mentions, each, missing
   end
 
-  -- The refusal if the budget's status allows no new spending, else nil.
+  -- The refusal if the budget's status forbids new spending, else nil.
   function budgets.closed_to_spending(budget)
     local status = budget.status
     if status == 'FROZEN' or status == 'CLOSED' then
@@ -94,7 +94,7 @@ do
     end
   end
 
-  -- Adds to a field. Returns the refusal if the sum leaves int64.
+  -- Adds to a field. Returns the refusal if the sum exceeds int64.
   function budgets.add(budget, field, amount)
     local sum = amounts.add(budget[field], amount)
     if not sum then
@@ -103,9 +103,9 @@ do
     budget[field] = sum
   end
 
-  -- Ends the hold of each budget, once for each mention: `amount` leaves `reserved`, its part `back` is added to
-  -- `remaining`, and the rest is spent. If a closed budget has less reserved, the closing gave the whole amount back,
-  -- so the rest is taken from `remaining`. Returns the refusal of the first budget that refuses.
+  -- Settles the hold on each budget, once for each mention: `amount` leaves `reserved`, its part `back` returns to
+  -- `remaining`, and the rest is spent. If a closed budget has less reserved, closing it returned the whole amount, so
+  -- the rest is taken from `remaining`. Returns the refusal of the first budget that refuses.
   function budgets.settle(each, amount, back)
     local used = amounts.subtract(amount, back)
     for i = 1, #each do
@@ -129,7 +129,7 @@ do
     end
   end
 
-  -- The error if the user may not write a budget among these. Nothing is written.
+  -- The error if the user may not write one of these budgets. Read-only.
   function budgets.no_right(each)
     for i = 1, #each do
       local refusal = no_right('HSET', each[i].key)
@@ -139,8 +139,8 @@ do
     end
   end
 
-  -- HSET comes first in every script that writes: if Redis is full, HSET is refused, and so the whole script, while
-  -- nothing is written yet. After the first write nothing is refused.
+  -- Every script that writes starts with HSET. At maxmemory Redis refuses it, and with it the whole script, while
+  -- nothing is written. After the first write Redis refuses nothing.
   function budgets.write(each)
     for i = 1, #each do
       local budget = each[i]
@@ -152,7 +152,7 @@ do
     end
   end
 
-  -- The part of an answer about each budget. (An empty table becomes {}.)
+  -- The balances in an answer. (An empty table becomes {}.)
   function budgets.balances(each)
     local balances = {}
     for i = 1, #each do

@@ -1,8 +1,8 @@
--- Charges an amount that no reservation holds, by the overage policy.
+-- Charges amounts beyond a reservation, by the overage policy.
 --
 -- Every budget is charged the same amount, so that a scope never spends more than its parent. A budget funds the charge
--- from its remaining amount. Under ALLOW_WITH_OVERDRAFT the rest becomes debt of the budget, and remaining goes below 0
--- by as much.
+-- from its remaining amount. Under ALLOW_WITH_OVERDRAFT the rest becomes the budget's debt, and remaining goes negative
+-- by that much.
 
 -- @include amounts
 -- @include budgets
@@ -13,12 +13,12 @@ do
     return amounts.less(budget.remaining, '0') and '0' or budget.remaining
   end
 
-  -- Does the policy cap the charge at what the budget has? Without an overdraft limit there is no overdraft.
+  -- Whether the policy caps the charge at what the budget has. Without an overdraft limit, overdraft is not allowed.
   local function is_capped(budget, policy)
     return policy == 'ALLOW_IF_AVAILABLE' or (policy == 'ALLOW_WITH_OVERDRAFT' and budget.overdraft_limit == '0')
   end
 
-  -- As much of extra as every capped budget has. A budget that has less than extra is marked as over its limit.
+  -- The part of extra that every capped budget can pay. Marks a budget that has less than extra as over its limit.
   local function capped(each, extra, policy)
     local least = extra
     for i = 1, #each do
@@ -35,7 +35,7 @@ do
     return least
   end
 
-  -- Takes extra out of remaining. Returns the refusal, or nil and the part that became debt.
+  -- Takes extra from remaining. Returns the refusal, or nil and the part that became debt.
   local function take(budget, extra, policy)
     local funded = extra
     if amounts.less(budget.remaining, extra) then
@@ -58,7 +58,7 @@ do
   end
 
   -- Charges extra to each mention of a budget. Returns the first refusal; or nil, the amount charged to each mention,
-  -- and the part that became debt, one for each mention.
+  -- and for each mention the part that became debt.
   function charges.make(mentions, each, extra, policy)
     extra = capped(each, extra, policy)
     local deficits = {}
@@ -72,8 +72,8 @@ do
     return nil, extra, deficits
   end
 
-  -- Debits an amount that no reservation holds any more, or ever held. Returns the refusal; or nil, the amount charged
-  -- to each mention, and the debt of the budget with the most debt.
+  -- Debits an amount that no reservation holds. Returns the refusal; or nil, the amount charged to each mention, and
+  -- the largest debt that one mention incurred.
   function charges.debit(mentions, each, amount, policy)
     for i = 1, #each do
       local refusal = budgets.closed_to_spending(each[i])
@@ -94,9 +94,8 @@ do
     return nil, charged, debt
   end
 
-  -- Ends the hold of a reservation: charges amount and gives back the rest. An amount above the estimate follows the
-  -- reservation's overage policy. Returns the refusal; or nil, the amount charged, and the debt of all budgets
-  -- together.
+  -- Commits a reservation: charges amount and releases the rest. An amount above the estimate follows the reservation's
+  -- overage policy. Returns the refusal; or nil, the amount charged, and the total debt of all budgets.
   function charges.commit(reservation, amount)
     local mentions, policy = reservation.mentions, reservation.overage_policy
     local charged, back, extra, debt = amount, '0', '0', '0'

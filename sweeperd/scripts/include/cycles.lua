@@ -1,4 +1,4 @@
--- What the ledger does beside a Cycles service on the same keys.
+-- Keeps a Cycles service's indexes when the ledger runs beside it on the same keys.
 
 -- @include amounts
 -- @include clock
@@ -6,10 +6,10 @@
 
 local cycles = {}
 do
-  -- The writes to the tenant's index by the time of creation, by the rule of the service. index -> ZSET, bare id ->
-  -- created_at, ms; metadata -> HASH, whether the index is complete and how many ids the index has. If one of them
-  -- cannot be kept, the metadata is deleted: the service then reads all reservations until it has made the index anew.
-  -- A TTL of 0 deletes: Redis 6.2 cannot be asked for the right to DEL, and a trial of DEL would delete.
+  -- The writes to the tenant's index by creation time, as the service makes them. index -> ZSET, bare id -> created_at,
+  -- ms; metadata -> HASH, whether the index is complete and how many ids it has. If either cannot be kept up to date,
+  -- the metadata is deleted, and the service reads all reservations until it has rebuilt the index. The deletion is a
+  -- TTL of 0, because Redis 6.2 has no way to ask for the right to DEL, and a trial of DEL would delete.
   function cycles.indexing(index, metadata, id)
     local kind, about = redis.call('TYPE', index).ok, redis.call('TYPE', metadata).ok
     if kind ~= 'zset' and kind ~= 'none' then
@@ -27,7 +27,7 @@ do
     return writes
   end
 
-  -- The error if the user has no right to one of these writes. Nothing is written.
+  -- The error if the user lacks the right to one of these writes. Read-only.
   function cycles.no_right(writes)
     for i = 1, #writes do
       local refusal = no_right(writes[i][1], writes[i][2])

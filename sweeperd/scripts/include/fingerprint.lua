@@ -1,5 +1,5 @@
--- The fingerprint of {id, score, id, score, ...}: different for all other entries. Made of JSON, because an id may hold
--- any character. If the server has no SHA1 (fakeredis), the fingerprint is the JSON itself: as good, but longer.
+-- A fingerprint of {id, score, id, score, ...}. Made from JSON, because an id may hold any character. Without SHA1 on
+-- the server (fakeredis), the fingerprint is the JSON itself.
 
 -- @include json
 

@@ -2,7 +2,7 @@
 
 -- @include effects
 
--- Redis replies with names and values in turn.
+-- Redis replies with alternating names and values.
 local function fields(reply)
   local named = {}
   for i = 1, #reply, 2 do
@@ -11,7 +11,7 @@ local function fields(reply)
   return named
 end
 
--- Each group by name, with the fields of XINFO GROUPS; none if there is no such stream. Or nil and an error.
+-- Each group by name, with the fields of XINFO GROUPS; empty if the stream doesn't exist. Or nil and an error.
 local function groups_of(stream)
   local found, groups = redis.pcall('XINFO', 'GROUPS', stream), {}
   if found.err and not string.find(tostring(found.err), 'no such key', 1, true) then

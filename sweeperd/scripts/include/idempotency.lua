@@ -1,7 +1,7 @@
--- The same request again gets the same answer: the answer is kept under the request's idempotency key.
+-- Idempotency: a repeated request gets its first answer, which is recorded under the request's idempotency key.
 --
 -- The record is a STRING: the hash of the request, a newline, the answer. Only changes are recorded. A refusal changed
--- nothing, so the same request may be tried again, and may succeed.
+-- nothing, so the same request may be retried, and may succeed.
 
 -- @include json
 -- @include rights
@@ -10,8 +10,8 @@ local idempotency = {}
 do
   local DAY = 86400000
 
-  -- The reply if the request was answered before, or uses a key of another request; nil for a new request. others: the
-  -- records of a Cycles service for the same key (STRING). What they answer is unknown here, so they are refused.
+  -- The reply if the request was answered before or reuses another request's key; nil for a new request. others: a
+  -- Cycles service's records for the same key (STRING). Their answers are unknown here, so these requests are refused.
   function idempotency.replay(key, request_hash, others)
     local record = redis.call('GET', key)
     if not record then
@@ -27,8 +27,8 @@ do
     return {'ok', string.sub(record, #head + 1)}
   end
 
-  -- The reply to a new request, and the words of the SET: the answer is kept for a day, or for least ms if that is
-  -- longer. Nil and the error if the user has no right to SET. Nothing is written.
+  -- The reply to a new request, and the words of the SET that records the answer for a day, or for least ms if that is
+  -- longer. Nil and the error if the user lacks the right to SET. Writes nothing.
   function idempotency.prepare(key, request_hash, answer, least)
     local refusal = no_right('SET', key)
     if refusal then

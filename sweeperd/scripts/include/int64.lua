@@ -1,8 +1,8 @@
--- Exact arithmetic on the decimal text of int64 values, for numbers above 2^53, too long for a Lua double.
+-- Exact arithmetic on the decimal text of int64 values. A Lua double is exact up to 2^53 only.
 --
--- A number is two limbs: value = high * 1e10 + low, with 0 <= low < 1e10 and the sign in high. The limbs and every
--- sum of two limbs stay far below 2^53, so each step is exact. Only canonical text is taken, as Redis itself accepts
--- an integer.
+-- A number is two limbs: value = high * 1e10 + low, with 0 <= low < 1e10 and the sign in high. Each step is exact,
+-- because limbs and sums of two limbs stay far below 2^53. Only canonical text is accepted, as Redis accepts an
+-- integer.
 
 local LIMB = 10000000000
 local MAX_HIGH, MAX_LOW = 922337203, 6854775807
@@ -29,7 +29,7 @@ local function int64_parse(text)
   return high, low
 end
 
--- The text of a number from its limbs; nil if the number is above int64.
+-- The text of a number from its limbs; nil above int64.
 local function int64_text(high, low)
   local sign = ''
   if high < 0 then

@@ -1,4 +1,4 @@
--- JSON with separate settings. The settings of the server's cjson (encode_max_depth and more) are shared by all
--- scripts, and if a client changes them, an encoding fails. Nothing is encoded or decoded after the first write of a
--- script. An imitation of Redis may have no cjson.new.
+-- JSON with its own settings. All scripts share the settings of the server's cjson (encode_max_depth and more), so a
+-- client that changes them could make an encoding fail. Nothing is encoded or decoded after a script's first write. A
+-- Redis imitation may lack cjson.new.
 local json = cjson.new and cjson.new() or cjson

@@ -1,7 +1,7 @@
--- Checks before the first write. If a check fails, it raises {reason = .., why = ..}: the entry is quarantined. Trouble
--- of the server is raised unchanged, {err = ..}, and fails the call.
+-- Checks before the first write. A failed check raises {reason = .., why = ..}, and the entry is quarantined. Server
+-- trouble is raised unchanged, {err = ..}, and fails the call.
 
--- The type and text of a value from a user's script. `tostring` would run the __tostring of a table.
+-- The type and text of a value from a user's script. `tostring` would run a table's __tostring.
 local function shown(value)
   local kind = type(value)
   return (kind == 'table' or kind == 'function') and 'a ' .. kind or tostring(value)
@@ -15,8 +15,8 @@ local function refuse_plan(why)
   fail_check('INVALID_PLAN', why)
 end
 
--- Calls `body` with the arguments after it. Returns the first two results; if a check failed: nil, nil and
--- {reason = .., why = ..}; if the server is in trouble: nil, nil, nil and the error.
+-- Calls `body` with the arguments after it. Returns its first two results. If a check failed, returns nil, nil and
+-- {reason = .., why = ..}; if the server is in trouble, nil, nil, nil and the error.
 local function run_checks(body, ...)
   local ok, first, second = pcall(body, ...)
   if ok then

@@ -1,5 +1,5 @@
--- The commands of a plan except HINCRBY, each with a check that takes all words of the command. Part of kind_plan.lua;
--- a use of a key is explained there.
+-- The commands of a plan except HINCRBY, each with a check that takes all words of the command. Part of kind_plan.lua,
+-- which explains what a use of a key is.
 
 -- @include sums
 
@@ -7,12 +7,12 @@ local kind_commands
 do
   local MAX_WORDS, MAX_TTL = 128, '3155760000000'
 
-  -- Reads the type of a key. Fails if the user has no right to the key, or if the key lies in another slot.
+  -- Reads the type of a key. Fails if the user lacks the right to the key, or if the key is in another slot.
   local function touch(use)
     use.type = use.type or call('TYPE', use.key).ok
   end
 
-  -- The use of a key of this type, or of a missing key.
+  -- The use of a key that has this type or is missing.
   local function typed(name, kind)
     local use = use_of(name)
     touch(use)
@@ -29,7 +29,7 @@ do
     use.commands[#use.commands + 1] = {...}
   end
 
-  -- The use of a key written by a single command.
+  -- The use of a key that a single command writes.
   local function alone(use)
     if use.commands or use.sums or use.missing then
       refuse('DEL and SET stand alone on a key: ' .. use.name)
@@ -38,7 +38,7 @@ do
     return use
   end
 
-  -- A field is set or deleted once, or added to.
+  -- A field is either set or deleted once, or added to.
   local function claim(use, field)
     if use.used[field] then
       refuse('a field is used twice: ' .. use.name .. ' ' .. field)
@@ -46,7 +46,7 @@ do
     use.used[field] = 'once'
   end
 
-  -- A whole number between two others, given as text.
+  -- A whole number within bounds, given as text.
   local function bounded(text, lowest, highest, what)
     text = int64(text, what)
     if sums.less(text, lowest) or sums.less(highest, text) then

@@ -1,5 +1,5 @@
--- One entry of a kind: how the entry is read, and what each outcome writes. The first write is always a ZREM: if Redis
--- is at maxmemory, ZREM is still accepted, and so are the writes after ZREM that need memory.
+-- Reads one entry of a kind and writes its outcome. The first write is always a ZREM because it needs no memory: at
+-- maxmemory Redis accepts it, and then the writes that follow.
 
 -- @include clock
 -- @include kind_rights
@@ -8,16 +8,16 @@ local entry
 do
   local call, attempt, find = redis.call, redis.pcall, string.find
   local lacks = lacks_right
-  -- 3 March 1973 in ms. A deadline below is in seconds, and would expire at once.
+  -- 3 March 1973 in ms. An earlier deadline is in seconds, and would expire at once.
   local EARLIEST = 100000000000
   local key, index, events, quarantine, guarded, id, tenant
-  -- Whether no entry of the kind was seen alive yet, so that its settings may be wrong.
+  -- Whether no living entry of the kind was seen yet, so that its settings may be wrong.
   local unproven
-  -- The score of the entry in `guarded`, as text, if the entry is a protected one.
+  -- For a protected entry, its score in `guarded`, as text.
   local since
 
-  -- keys: the entry's hash, the index, the event stream, the quarantine; if entries can be protected, `guarded`: the
-  -- protected entries. no_hash: the name of a missing hash of this kind. proven: '1' if an entry was seen alive.
+  -- keys: the entry's hash, the index, the event stream, the quarantine, and, if entries can be protected, `guarded`,
+  -- the protected entries. no_hash: the name of a missing hash of this kind. proven: '1' if a living entry was seen.
   local function open(keys, entry_id, no_hash, proven)
     key, index, events, quarantine, guarded = keys[1], keys[2], keys[3], keys[4], keys[5]
     id, tenant, unproven = entry_id, '', proven ~= '1'
@@ -25,7 +25,7 @@ do
     since = guarded and call('ZSCORE', guarded, id)
   end
 
-  -- Takes the entry out of the index, and out of the protected entries. The right to the second was asked for before.
+  -- Removes the entry from the index and from the protected entries. The right to the latter is already checked.
   local function leave()
     call('ZREM', index, id)
     if since then
@@ -38,14 +38,14 @@ do
     return since and lacks('ZREM', guarded, '')
   end
 
-  -- The tenant of the entry, for the reply and the event.
+  -- Sets the entry's tenant, for the reply and the event.
   local function belongs_to(name)
     tenant = name or ''
   end
 
-  -- Takes the entry out of the index and into the quarantine, and marks the hash. Returns the reply.
+  -- Quarantines the entry: removes it from the index and marks its hash. Returns the reply.
   local function set_aside(reason, why)
-    call('ZCARD', quarantine) -- fail here, if the key is of another type, before the first write
+    call('ZCARD', quarantine) -- fail before the first write if the key has the wrong type
     if type(reason) ~= 'string' or not find(reason, '^[A-Z][A-Z0-9_]*$') then
       reason = 'SCRIPT_ERROR'
     end
@@ -63,7 +63,7 @@ do
     return {'quarantined', reason, tenant, why}
   end
 
-  -- The values of these fields. Nil and the reply if the key is no hash.
+  -- The values of these fields. Nil and the reply if the key is not a hash.
   local function read(...)
     local row = attempt('HMGET', key, ...)
     if row.err then
@@ -75,7 +75,7 @@ do
     return row
   end
 
-  -- Removes the index entry and changes nothing else. why: what the settings do not know about this end.
+  -- Removes the index entry and changes nothing else. why: what the settings don't say about this end.
   local function drop(outcome, detail, why)
     local reply, refusal = {outcome, detail and string.sub(detail, 1, 64), why}, cannot_leave()
     if refusal then
@@ -95,7 +95,7 @@ do
     return drop(outcome, detail, told and why or nil)
   end
 
-  -- Sets the score in the index; and the deadline in the hash, if the field is named.
+  -- Sets the score in the index, and the deadline in the hash if the field is given.
   local function move(score, field)
     local refusal = lacks('ZADD', index, '0', '') or field and lacks('HSET', key, 'f', 'v') or cannot_leave()
     if refusal then
@@ -109,7 +109,7 @@ do
     return {'not_due'}
   end
 
-  -- The entry is protected from this moment on: asks again at `score`. Both ms.
+  -- Protects the entry from this moment, ms, and checks again at `score`, ms.
   local function protect(from, score)
     local from_text, score_text = string.format('%.0f', from), string.format('%.0f', score)
     local refusal = lacks('ZADD', index, '0', '') or lacks('ZADD', guarded, '0', '')
@@ -122,19 +122,20 @@ do
     return {'not_due', 'protected'}
   end
 
-  -- When an entry that is due since this moment, ms, was to be asked: after a protection later, by the index.
+  -- When an entry that is due since this moment, ms, was to be checked. A protection delays that to the score in the
+  -- index.
   local function asked(due)
     local score = since and call('ZSCORE', index, id)
     return math.min(clock.now, math.max(due, tonumber(score or due)))
   end
 
-  -- A deadline in ms; nil if the text is none.
+  -- A deadline in ms; nil if the text is malformed.
   local function deadline(text)
     local value = text and clock.whole(text)
     return value and value >= EARLIEST and value or nil
   end
 
-  -- The words for a text that is not a deadline; `field`: the field of the deadline.
+  -- The message for a malformed deadline. `field`: the field of the deadline.
   local function not_a_deadline(text, field)
     if text and clock.whole(text) then
       return field .. ' is probably in seconds: it must be in milliseconds'
@@ -142,8 +143,8 @@ do
     return field
   end
 
-  -- The entry has expired. event: names and values for the stream. checked: the result of the plan (kind_plan.lua).
-  -- Then the fields and values of the mark in the hash. Returns the reply.
+  -- Expires the entry. event: names and values for the stream. checked: the result of the plan (kind_plan.lua). Then
+  -- follow the fields and values that mark the hash. Returns the reply.
   local function expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
@@ -158,7 +159,7 @@ do
       return refusal
     end
     local indexed = call('ZREM', index, id)
-    -- The stream's last id may be the greatest there is, so this can fail. Until here there is only the ZREM to undo.
+    -- The stream may have reached the greatest possible id, so XADD can fail. So far only the ZREM has to be undone.
     local added = attempt('XADD', events, '*', unpack(event))
     if type(added) == 'table' then
       if indexed == 1 then
@@ -178,8 +179,8 @@ do
       call('HSET', key, 'expired_at', clock.now_text, ...)
       call('PEXPIRE', key, retention)
     end
-    -- Messages go out last, so that no retry after a failure repeats them. A message refused by Redis is lost:
-    -- on 6.2 the right to a channel cannot be asked for.
+    -- Messages are published last, so that no retry repeats them. A message that Redis refuses is lost, because 6.2 has
+    -- no way to ask for the right to a channel.
     for i = 1, messages and #messages or 0 do
       attempt(unpack(messages[i]))
     end

@@ -1,4 +1,4 @@
--- A list of commands from a user's script: copied raw, so that no metatable comes between a check and a write.
+-- A list of commands from a user's script, copied with raw access so that no metatable can act between check and write.
 
 -- @include kind_checks
 
@@ -6,7 +6,7 @@ local kind_lists = {}
 do
   local MAX_WORDS = 128
 
-  -- The items of a list with exactly the keys 1 to n.
+  -- The items of a list whose keys are exactly 1 to n.
   local function items(list, most)
     if type(list) ~= 'table' then
       refuse_plan('no list')

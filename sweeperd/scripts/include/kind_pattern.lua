@@ -1,4 +1,4 @@
--- Does a key begin and end with these texts and have the rest, in order, between them: `first*...*last`?
+-- Whether a key has these texts at its start and end, and the rest in order between them: `first*...*last`.
 local function is_like(key, first, last, ...)
   local from, to = #first + 1, #key - #last
   if to < from - 1 or string.sub(key, 1, #first) ~= first or string.sub(key, to + 1) ~= last then

@@ -1,7 +1,7 @@
--- The plan of one entry: the writes that give back what the entry held. All writes are checked, in order and each with
--- the effect of the writes before it, before the first is made. After the checks nothing can fail.
+-- The plan of one entry: the writes that return what the entry held. Each write is checked in order, with the effects
+-- of the writes before it, before any write is made. Nothing can fail after the checks.
 --
--- Names of keys come without the prefix; this file puts the prefix before each name.
+-- Key names come without the prefix. This file adds it.
 
 -- @include kind_checks
 -- @include kind_rights
@@ -14,13 +14,13 @@ do
   local need, refuse = need_right, refuse_plan
   local MAX_KEY, MAX_BYTES = 1024, 65536
 
-  -- The prefix; functions: may a key be written, may a channel be published to; the most writes; the names of the
-  -- permitted commands, nil: all.
+  -- The prefix; functions that say whether a key may be written and a channel published to; the most writes; the names
+  -- of the permitted commands, nil for all.
   local prefix, writable, audible, most, usable
-  -- Name of a key -> its use; and the uses in order. A use has the key with the prefix; the type, if known; the values
-  -- of the fields, with the sums so far; how each field is used: 'once', or the place of the field's sum in the HSET.
+  -- Name of a key -> its use; and the uses in order. A use has the prefixed key; its type, if known; the values of its
+  -- fields, with the sums so far; and for each field 'once', or the position of its sum in the HSET.
   local uses, order = {}, {}
-  -- Name of a key -> the fields to which the plan adds a number.
+  -- Name of a key -> the fields that the plan adds to.
   local added = {}
   local messages, missing
   local bytes = 0
@@ -29,7 +29,7 @@ do
     prefix, writable, audible, most, usable = key_prefix, is_writable, is_audible, max_writes, usable_commands
   end
 
-  -- Counts so many more bytes of the plan or the event.
+  -- Counts this many more bytes of the plan or the event.
   function full_plan.weigh(more)
     bytes = bytes + more
     if bytes > MAX_BYTES then
@@ -37,14 +37,14 @@ do
     end
   end
 
-  -- The value of a field named by a template; an empty field counts as missing.
+  -- The value of a field named by a template. An empty field counts as missing.
   function full_plan.field(value, name)
     if not value or value == '' then
       fail_check('MISSING_FIELD', name)
     end
   end
 
-  -- A field as an amount: plain decimal from 0 to 2^63-1. Only the template may turn the sign.
+  -- A field as an amount: plain decimal from 0 to 2^63-1. Only the template can change the sign.
   function full_plan.amount(text)
     if not whole.is_amount(text) then
       refuse('no amount: ' .. sub(text, 1, 32))
@@ -75,7 +75,7 @@ do
     missing[#missing + 1] = use.name
   end
 
-  -- Reads the fields that the plan adds to. If the key has none of them, the script asks if the key exists.
+  -- Reads the fields that the plan adds to. If the key has none of them, checks whether the key exists.
   local function read(use)
     local fields = added[use.name]
     if (use.kind and use.kind ~= 'hash') or (use.type and use.type ~= 'hash' and use.type ~= 'none') then
@@ -116,7 +116,7 @@ do
     return text
   end
 
-  -- The sum, within int64 and not below the text after MIN. `at` is the place of MIN in the words.
+  -- The sum, within int64 and at least the text after MIN. `at` is the position of MIN in the words.
   local function sum_of(use, field, before, amount, words, at)
     local sum = sums.add(before, amount)
     if not sum then
@@ -170,7 +170,7 @@ do
 
   local others
 
-  -- The checks of all other commands, made when the first such command is met.
+  -- The checks of all other commands, loaded when first needed.
   local function other_commands()
     -- @include kind_commands
     return kind_commands
@@ -213,8 +213,8 @@ do
     end
   end
 
-  -- The result of the checked plan: the writes and the messages, each a list of words for redis.call, and the missing
-  -- keys that the plan wanted to add to, as a JSON array.
+  -- The result of the checked plan: the writes and the messages, each a list of words for redis.call, and a JSON array
+  -- of the missing keys that the plan wanted to add to.
   function full_plan.checked()
     local writes = {}
     for i = 1, #order do

@@ -1,8 +1,8 @@
--- The everyday plan, checked in few steps: all commands are HINCRBY, commands on the same key follow each other and add
--- to different fields, the keys and fields exist, and no number has more than 15 digits.
+-- A fast check of the everyday plan: only HINCRBY, with commands on the same key adjacent and adding to different
+-- fields, on existing keys and fields, and with numbers of up to 15 digits.
 --
--- The answer to every other plan is nil. Then kind_plan.lua checks the plan from the start, and gives the reason if the
--- check fails.
+-- Returns nil for every other plan. kind_plan.lua then checks the plan from the start, and gives the reason if it
+-- fails.
 
 -- @include kind_rights
 -- @include whole
@@ -13,17 +13,17 @@ do
   local attempt, find, format = redis.pcall, string.find, string.format
   local NOTHING = {}
 
-  -- May a plan write the hash of this name (the key without the prefix), as `writable` says?
+  -- Whether a plan may write the hash of this name (the key without the prefix), according to `writable`.
   function quick_writable(name, key, writable)
     return name ~= '' and #name <= MAX_KEY and writable(name) and (not has_right or has_right('HSET', key, 'f', 'v'))
   end
 
-  -- The values of these fields of a key; {} if the plan may not write the key.
+  -- The values of these fields of a key; {} if the plan may not write it.
   function quick_read(name, key, writable, ...)
     return quick_writable(name, key, writable) and attempt('HMGET', key, ...) or NOTHING
   end
 
-  -- The text of value + amount, if the sum is not below the number `least`.
+  -- The text of value + amount, if the sum is at least `least`.
   function quick_sum(value, amount, least)
     if value and #value <= DIGITS and (find(value, INTEGER) or value == '0') then
       local sum = value + amount

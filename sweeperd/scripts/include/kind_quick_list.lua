@@ -1,4 +1,4 @@
--- The everyday plan of a user's script (kind_quick.lua). Fields read by the script with HMGET are not read again.
+-- The fast check of a user's everyday plan (kind_quick.lua). Reuses fields that the script has read with HMGET.
 
 -- @include kind_quick
 -- @include kind_sandbox
@@ -10,11 +10,11 @@ do
   local attempt, find, type, next, unpack = redis.pcall, string.find, type, next, unpack
   local row = {false, false}
 
-  -- The checked texts, since a plan names few texts again and again: text -> number of the amounts, and the names of
+  -- Texts that are already checked, because a plan repeats a few of them: text -> number for amounts, and the names of
   -- keys and fields.
   local numbers, names = {}, {}
 
-  -- The text as a number; nil if the text is none, or too long for this way.
+  -- The text as a number; nil if it isn't one, or is too long for the fast check.
   local function number_of(text)
     if type(text) == 'string' and #text <= DIGITS and (text == '0' or find(text, INTEGER)) then
       numbers[text] = text + 0
@@ -29,7 +29,8 @@ do
     end
   end
 
-  -- The name, field, amount, least sum and bytes of a HINCRBY; nil if the command is not so plain. Words are read raw.
+  -- The name, field, amount, least sum and bytes of a HINCRBY; nil for any other command. Words are read with raw
+  -- access.
   local function parsed(words)
     local length = 0
     for _ in next, words do
@@ -50,7 +51,7 @@ do
     end
   end
 
-  -- The values of so many fields of a key, if the script has read all of them. A later call uses the table again.
+  -- The values of `count` fields of a key, if the script has read all of them. A later call reuses the table.
   local function read_before(name, count, fields)
     local pairs_read = sandbox.known[name]
     for i = 1, count do
@@ -69,7 +70,7 @@ do
     return row
   end
 
-  -- Adds the HSET of all sums of one key to the writes. Returns true if done.
+  -- Adds the HSET of all sums of one key to the writes. Returns true on success.
   local function add(writes, name, key, writable, count, fields, amounts, leasts)
     for i = 1, #writes do
       if writes[i][2] == key then
@@ -95,10 +96,10 @@ do
     return #writes <= MAX_KEYS
   end
 
-  -- list: a list of commands from a user's script. bytes: of the event. Returns the result of the plan, or nil.
+  -- list: commands from a user's script. bytes: the size of the event. Returns the result of the plan, or nil.
   function kind_quick_list(list, prefix, writable, most, bytes)
     local writes, place = {}, 0
-    -- The current key, and the additions to its fields.
+    -- The current key, and what is added to its fields.
     local name, count, fields, amounts, leasts = nil, 0, {'', ''}, {0, 0}, {0, 0}
     for at, words in next, list do
       place = place + 1

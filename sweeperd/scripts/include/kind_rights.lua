@@ -1,6 +1,6 @@
--- Rights are asked for before the first write, since they may be taken away on an open connection. Redis 7.0 and newer
--- can be asked. On 6.2 a command is tried in a form that changes nothing, as in rights.lua; there a user may run each
--- permitted command on each permitted key, and every key of a plan has been read before.
+-- Checks rights before the first write, because an open connection can lose them. Redis 7.0 and newer can be asked. On
+-- 6.2 a command is tried in a form that changes nothing, as in rights.lua. There a user may run each permitted command
+-- on each permitted key, and every key of a plan has been read before.
 
 -- @include trial
 
@@ -8,9 +8,9 @@ local has_right = redis.acl_check_cmd
   -- The entry's hash, and the name of a missing hash of this kind.
 local entry_key, absent_key
 
--- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. There are as many
--- arguments as the command takes: newer servers refuse a question with fewer. On 6.2 the entry must have been found to
--- be a hash, unless the command is ZADD or XADD.
+-- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. Pass as many arguments as
+-- the command takes, because newer servers reject a question with fewer. On 6.2 the entry must already be known as a
+-- hash, unless the command is ZADD or XADD.
 local lacks_right
 do
   local tried = {}
@@ -46,8 +46,8 @@ do
   end
 end
 
--- Fails the check of a plan if the user has no right to a command in it. On 6.2 the commands are tried when the plan
--- has been checked.
+-- Fails the check of a plan if the user lacks the right to one of its commands. On 6.2 the commands are tried after the
+-- plan is checked.
 local function need_right(...)
   local refusal = has_right and lacks_right(...)
   if refusal then

@@ -1,5 +1,5 @@
--- The functions for a user's script, and the checks of its answers. Every answer is copied raw before the check: no
--- metatable and no later change can come between a check and a write.
+-- The functions for a user's script, and the checks of what it returns. Everything it returns is copied with raw access
+-- before the check, so that no metatable and no later change can act between check and write.
 
 -- @include kind_checks
 
@@ -7,11 +7,11 @@ local sandbox
 do
   local attempt, find, format = redis.pcall, string.find, string.format
   local MAX_READS, MAX_TIME, MAX_EVENT = 64, 9007199254740992, 64
-  -- The first trouble of the server met by a read. Kept even if the script's own pcall has caught the error.
+  -- The first server trouble met by a read. Kept even if the script's own pcall has caught the error.
   local trouble
-  -- The fields read by the script with HMGET: name of a key -> {field, value, field, value, ...}, up to four fields of
-  -- the last call. Nothing is written before the plan is checked, so the check uses these values and reads nothing
-  -- again. A copy: the script may change the table returned by HMGET.
+  -- The fields that the script has read with HMGET: name of a key -> {field, value, field, value, ...}, up to four
+  -- fields of the last call. Nothing is written before the plan is checked, so the check reuses these values. They are
+  -- a copy, because the script may change the table that HMGET returned.
   local known = {}
 
   local function is_read(name)
@@ -20,7 +20,7 @@ do
       or name == 'ZCARD' or name == 'ZSCORE'
   end
 
-  -- The error of Redis if the script asked wrongly, as against trouble of the server.
+  -- Whether the error is the script's mistake instead of server trouble.
   local function is_mistake(problem)
     return find(problem, 'WRONGTYPE', 1, true) or find(problem, 'number of args', 1, true)
       or find(problem, 'must be strings', 1, true)
@@ -63,7 +63,7 @@ do
     end
   end
 
-  -- The two functions of the user's file; nil, nil and an error if the file fails: `word` begins the error of the file.
+  -- The two functions of the user's file; nil, nil and an error if the file fails. The error starts with `word`.
   local function load_file(user, word, ...)
     local ok, decide, plan = pcall(user, ...)
     if ok and not trouble then
@@ -76,7 +76,7 @@ do
     fail_check('SCRIPT_ERROR', why)
   end
 
-  -- Runs a function of the script. Raises {reason = .., why = ..}, or the server's trouble.
+  -- Runs a function of the script. Raises {reason = .., why = ..}, or server trouble.
   local function run(name, body, ...)
     if type(body) ~= 'function' then
       garbage('the file defines no function ' .. name)
@@ -126,7 +126,8 @@ do
     garbage('decide returned ' .. shown(verdict))
   end
 
-  -- Runs `plan`, and adds the returned fields to the event. Returns the list of the plan, and the bytes of the fields.
+  -- Runs `plan`, and adds the returned fields to the event. Returns the plan's list, and the size of the fields in
+  -- bytes.
   local function planned(plan, event, hash, now, id)
     local list, fields = run('plan', plan, hash, now, id)
     if list == 'quarantine' then

@@ -1,14 +1,16 @@
--- The TTL of a living entry's hash. If the hash ends first, what the entry holds is never given back, without an event.
+-- The TTL of a living entry's hash. If the hash expires first, what the entry holds is never given back, and no event
+-- is sent.
 
 -- @include clock
 
 local lifetime = {}
 do
   local DAY = 86400000
-  -- How long after deadline and grace a hash ends whose TTL was too short: a service may count on some TTL.
+  -- How long after deadline and grace a hash with a repaired TTL expires. It keeps a TTL, which its service may rely
+  -- on.
   local AFTER = 30 * DAY
 
-  -- How long the hash has left, ms, if it ends before deadline + grace + a day; else nil.
+  -- The remaining TTL of the hash, ms, if it expires before deadline + grace + a day; else nil.
   function lifetime.too_short(key, deadline, grace)
     local left = redis.call('PTTL', key)
     return left >= 0 and clock.now + left < deadline + grace + DAY and left or nil

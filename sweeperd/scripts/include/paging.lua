@@ -1,8 +1,8 @@
--- A page of a sorted set, by position: {id, score, id, score, ...} of `count` entries at most, with scores from `score`
--- to `last`, after the first `passed` entries of exactly `score`.
+-- Reads a page of a sorted set by position: {id, score, id, score, ...}, up to `count` entries with scores from `score`
+-- to `last`, after skipping the first `passed` entries of exactly `score`.
 --
--- Positions come from ZCOUNT, in logarithmic time. ZRANGEBYSCORE with an offset would walk over every passed entry: if
--- a million reservations with the same deadline are in grace, it would walk over them again for each page.
+-- ZCOUNT finds the position in logarithmic time. ZRANGEBYSCORE with an offset walks over every skipped entry: with a
+-- million reservations of the same deadline in grace, it would walk over them again for each page.
 
 local function page(key, last, score, passed, count)
   local first = redis.call('ZCOUNT', key, '-inf', '(' .. score) + passed

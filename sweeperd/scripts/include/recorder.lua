@@ -1,8 +1,7 @@
--- Runs a script of the sweep without its writes.
+-- Dry-runs a script of the sweep: records its writes instead of sending them.
 
--- Returns a stand-in for `redis`, and the list of recorded writes. Reads are sent to `server`. Each write is answered
--- as the server would answer: with the server's error if the key is of another type, or if the stream cannot take
--- another entry.
+-- Returns a stand-in for `redis`, and the list of recorded writes. Reads go to `server`. Each write gets the server's
+-- reply, including its error if the key has the wrong type or the stream refuses entries.
 local function recorder(server)
   local writes = {}
   local READS = {TIME = true}
@@ -22,7 +21,7 @@ local function recorder(server)
     end
   end
 
-  -- The answer of each write, and the error if there is one.
+  -- The reply to each write, and its error if there is one.
   local WRITES = {
     ZREM = function(key)
       local size = server.pcall('ZCARD', key)
@@ -38,7 +37,7 @@ local function recorder(server)
       end
       return '(id of the event)'
     end,
-    -- Hashes that the script has read before it writes to them.
+    -- The script has already read each hash that it writes.
     HSET = function()
       return 0
     end,
@@ -46,7 +45,7 @@ local function recorder(server)
       return 1
     end,
   }
-  -- The writes of a plan are checked before, so they meet no error; ZADD comes after a ZREM or ZCARD of the same key.
+  -- A plan checks its writes first, so they meet no error. ZADD follows a ZREM or ZCARD of the same key.
   for name in string.gmatch('ZADD DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
     WRITES[name] = WRITES.PEXPIRE
   end
@@ -55,7 +54,7 @@ local function recorder(server)
     if READS[command] then
       return server.pcall(command, ...)
     end
-    -- A command that is not in WRITES is an error of this script: no write must ever get past it.
+    -- A command missing from WRITES is a bug in this script, because no write may ever get through.
     local answer = WRITES[command](...)
     if type(answer) ~= 'table' then
       writes[#writes + 1] = {command, ...}
@@ -73,7 +72,7 @@ local function recorder(server)
     end
     return answer
   end
-  -- Redis 6.2 cannot be asked for rights, and a script would try its writes.
+  -- Redis 6.2 has no way to ask for rights, so a script would try its writes.
   local function may()
     return true
   end

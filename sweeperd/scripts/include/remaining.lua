@@ -1,5 +1,5 @@
--- How long a reservation lasts until the deadline in an answer, ms, as text; '0' if it is no longer ACTIVE. For a
--- repeated answer: a recorded duration would be too long by the delay of the repetition.
+-- The time until the deadline in an answer, ms, as text; '0' if the reservation is no longer ACTIVE. Computed for a
+-- repeated answer, because a recorded duration would be too long by the delay of the retry.
 
 -- @include clock
 

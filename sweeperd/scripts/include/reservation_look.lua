@@ -1,11 +1,11 @@
--- Reads a reservation for the scripts of operators. Nothing here writes.
+-- Reads a reservation for the operators' scripts. Read-only.
 
 -- @include clock
 -- @include lifetime
 
 local look = {}
 do
-  -- The state and more of a reservation. Nil if there is no such key; nil and true if the key is no hash.
+  -- The state and more of a reservation. Nil if the key doesn't exist; nil and true if it is not a hash.
   function look.row(key)
     local row = redis.pcall('HMGET', key, 'state', 'expires_at', 'quarantined_at', 'created_at', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'grace_ms', 'committed_at', 'released_at', 'expired_at',
@@ -22,12 +22,12 @@ do
     return row
   end
 
-  -- The fault between the index and a reservation, or nil; then the score that the index should have, and the score
-  -- found. All is read in one step, so the answer holds for that moment.
+  -- The fault between the index and a reservation, or nil; then the right score and the score found. All reads are one
+  -- step, so the answer holds for that moment.
   --
-  -- If a deadline cannot be read, the score is 0: the next sweep then decides the entry, and sets it aside. If the
-  -- entry is due anyway, nothing is wrong. A reservation set aside is not lost. It is in the quarantine; or an operator
-  -- dismissed it from there (`dismissed`); or another sweeper set it aside (`foreign_quarantine`).
+  -- A malformed deadline gets score 0, so that the next sweep decides the entry and quarantines it. If the entry is due
+  -- anyway, there is no fault. A reservation that was set aside isn't lost: it is in the quarantine, an operator
+  -- dismissed it from there (`dismissed`), or another sweeper set it aside (`foreign_quarantine`).
   function look.fault(index, quarantine, id, row, wrong_type)
     local score = redis.call('ZSCORE', index, id)
     if not row then
@@ -57,7 +57,7 @@ do
     return nil
   end
 
-  -- If the TTL of a living reservation's hash is too short: how long the hash has left, deadline and grace, ms.
+  -- If the TTL of a living reservation's hash is too short: the remaining TTL, deadline and grace, ms.
   function look.too_short(key, row, default_grace)
     local deadline, grace = clock.whole(row[2]), clock.whole(row[9] or default_grace)
     if row[1] == 'ACTIVE' and not row[13] and deadline and grace then

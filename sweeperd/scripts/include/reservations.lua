@@ -1,17 +1,17 @@
--- A reservation for commit, release, extend and settle: found, checked, ended, and the answer recorded.
+-- Reservations for commit, release, extend and settle: finds, checks and ends one, and records the answer.
 --
 -- Every function takes the request, a table:
 --   key             reservation:res_<id>      HASH    the reservation
 --   index           reservation:ttl           ZSET    bare id -> expires_at, ms on this server's clock
---   record          idem:<op>:<tenant>:<key>  STRING  the answer given under this idempotency key
+--   record          idem:<op>:<tenant>:<key>  STRING  the answer recorded under this idempotency key
 --   hash            the hash of the request
 --   id              the bare reservation id
---   tenant          the tenant who asks
+--   tenant          the requesting tenant
 --   tenant_record   tenant:<tenant>           STRING  JSON; there may be none
---   budget_stem     the start of a budget's name, before <scope>:<unit>
---   default_grace   grace in ms if the reservation has no grace_ms
+--   budget_stem     the prefix of a budget's name, before <scope>:<unit>
+--   default_grace   the grace of a reservation without grace_ms, ms
 --   retention       how long an ended reservation stays readable, ms
---   others          the records of a Cycles service for the same idempotency key, if any
+--   others          a Cycles service's records for the same idempotency key, if any
 
 -- @include clock
 -- @include deadline
@@ -26,8 +26,8 @@ local reservations = {}
 do
   local MAX_SCOPES = 256
 
-  -- The request of a script with these keys and arguments, in the order of the list above: the keys are the
-  -- reservation, the index, the record, the tenant's record, and the records of a Cycles service.
+  -- The request of a script with these keys and arguments, in the order of the list above. The keys are the
+  -- reservation, the index, the record, the tenant's record, and a Cycles service's records.
   function reservations.request(keys, arguments)
     return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], hash = arguments[1],
       id = arguments[2], tenant = arguments[3], budget_stem = arguments[5], default_grace = arguments[6],
@@ -38,10 +38,9 @@ do
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
 
-  -- The tenant's reservation if it can still be changed: up to the deadline if latest is 'not_due'; up to the end of
-  -- the grace if 'in_grace', both included; if 'expired', later too, and when it has expired. When now > expires_at +
-  -- grace, the sweep may expire the reservation, so from then on it counts as expired, even if the sweep has not come
-  -- by.
+  -- The tenant's reservation while it can be changed: until the deadline if latest is 'not_due', until the end of the
+  -- grace if 'in_grace', both inclusive; at any time, even when it has expired, if 'expired'. Once now > expires_at +
+  -- grace, the sweep may expire the reservation, so it counts as expired even before the sweep reaches it.
   local function read(request, latest)
     local row = redis.pcall('HMGET', request.key, 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
@@ -53,7 +52,7 @@ do
       return nil, row
     end
     local state, amount, unit = row[1], row[5], row[6]
-    -- For this tenant, a reservation of another tenant does not exist.
+    -- To this tenant, another tenant's reservation doesn't exist.
     if row[2] ~= request.tenant then
       return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
     end
@@ -97,14 +96,14 @@ do
       max_extensions = row[12], idempotency_key = row[13]}
   end
 
-  -- The common beginning of all four: the reservation, the budgets as budgets.read returns them, and the checks of the
-  -- coming writes. Nil and the reply if a check fails.
+  -- The common start of all four: the reservation, its budgets as from budgets.read, and the checks of the later
+  -- writes. Nil and the reply if a check fails.
   function reservations.open(request, latest)
     local replayed = idempotency.replay(request.record, request.hash, request.others)
     if replayed then
       return nil, replayed
     end
-    redis.call('ZCARD', request.index) -- fail here, if the key is of another type, before the first write
+    redis.call('ZCARD', request.index) -- fail before the first write if the key has the wrong type
     local reservation, problem = read(request, latest)
     if problem then
       return nil, problem
@@ -121,8 +120,8 @@ do
     return reservation
   end
 
-  -- The reply, and the words of the SET: the answer is recorded for as long as the reservation was to live. Nil and the
-  -- error if the user has no right to SET.
+  -- The reply, and the words of the SET that records the answer for the planned lifetime of the reservation. Nil and
+  -- the error if the user lacks the right to SET.
   function reservations.prepare(request, reservation, answer)
     answer.unit = reservation.unit
     answer.balances = budgets.balances(reservation.each)
@@ -131,10 +130,10 @@ do
     return idempotency.prepare(request.record, request.hash, answer, lifetime)
   end
 
-  -- Ends the reservation: the budgets are written, these fields are set, the index entry goes, the hash stays for an
-  -- audit, and the answer is recorded. All or nothing. Returns the reply.
+  -- Ends the reservation: writes the budgets, sets these fields, removes the index entry, keeps the hash for an audit,
+  -- and records the answer. All or nothing. Returns the reply.
   function reservations.finish(request, reservation, answer, ...)
-    -- HSET first, as in the writes: if Redis is full, HSET is refused.
+    -- HSET first, as in the writes: at maxmemory Redis refuses it.
     local refusal = no_right('HSET', request.key) or budgets.no_right(reservation.each)
       or no_right('ZREM', request.index) or no_right('PEXPIRE', request.key)
     if refusal then

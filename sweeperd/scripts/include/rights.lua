@@ -1,17 +1,17 @@
--- The rights to later writes of a script. If a script is refused after its first write, half of the work is done, so
--- the script asks for every right before: no_right('HSET', a) or no_right('ZADD', b) or ...
+-- Checks the rights to a script's later writes. A script that is refused after its first write leaves half of its work
+-- done, so it checks every right first: no_right('HSET', a) or no_right('ZADD', b) or ...
 --
 -- no_right(command, key, subcommand) changes nothing. Returns nil, or the error for the script to return at once.
 --
--- From Redis 7.0 on, the server is asked. Newer servers, and older ones with security fixes of 2026, refuse a question
--- that has fewer arguments than the command takes. 6.2 has no such question, so there the command is tried in a form
--- that changes nothing. A user of 6.2 may run each permitted command on each permitted key, so a command is tried once,
--- on the first key; the script must have read every key before it writes to the key, or have asked for another command
+-- Redis 7.0 and newer can be asked. Newer servers, and older ones with the security fixes of 2026, reject a question
+-- with fewer arguments than the command takes. 6.2 has no such question, so there the command is tried in a form that
+-- changes nothing. A 6.2 user may run each permitted command on each permitted key, so one trial of each command is
+-- enough, on the first key. The script must have read every key before it writes to it, or have checked another command
 -- on it.
 --
--- A trial on 6.2 meets the errors of the write, a full Redis for example, and returns the error. When a command that
--- needs no memory has been tried, Redis at maxmemory takes all writes of the script, as after such a write: if the
--- first write of a script is a ZREM, the script asks for ZREM first, and if HSET, for HSET first.
+-- A trial on 6.2 meets the errors of the write, such as a full Redis, and returns them. After the trial of a command
+-- that needs no memory, Redis at maxmemory accepts all writes of the script, as after the write itself. A script
+-- therefore checks the right to its first write first, whether ZREM or HSET.
 
 -- @include trial
 
@@ -20,13 +20,13 @@ do
   local may = redis.acl_check_cmd
   if may then
     function no_right(command, key, subcommand)
-      -- An error of the question: the server has no such command, because it was renamed.
+      -- The question fails if the server doesn't have the command, because it was renamed.
       local known, permitted
       if subcommand == 'CREATE' or subcommand == 'SETID' then
         known, permitted = pcall(may, command, subcommand, key, NOT_THERE, NOT_THERE)
       elseif subcommand then
         known, permitted = pcall(may, command, subcommand, key, NOT_THERE)
-      else -- XADD takes most
+      else -- XADD takes the most
         known, permitted = pcall(may, command, key, NOT_THERE, NOT_THERE, NOT_THERE)
       end
       if not (known and permitted) then
@@ -43,7 +43,7 @@ do
       end
       local reply = trial(command, key, subcommand)
       tried[name] = true
-      -- An imitation of Redis may give the error as another type than a string.
+      -- A Redis imitation may return the error as another type than a string.
       local problem = type(reply) == 'table' and tostring(reply.err)
       if problem and not string.find(problem, '^ERR ') and not string.find(problem, '^NOGROUP ') then
         if string.find(problem, 'user executing the script', 1, true) or string.find(problem, 'NOPERM', 1, true)

@@ -1,4 +1,4 @@
--- Sums of int64 values with any sign, as decimal text. Up to 15 digits a double is exact, and quicker than limbs.
+-- Sums of signed int64 values, as decimal text. Up to 15 digits a double is exact, and faster than limbs.
 
 -- @include whole
 
@@ -8,7 +8,7 @@ do
   local find, format = string.find, string.format
   local parse, normal, text_of
 
-  -- The arithmetic of longer numbers, made when the first such number is met.
+  -- The arithmetic of longer numbers, loaded when first needed.
   local function limbs(text)
     if not parse then
       -- @include int64
@@ -17,7 +17,7 @@ do
     return parse(text)
   end
 
-  -- Is the text an int64 as Redis writes it?
+  -- Whether the text is an int64 in the form that Redis writes.
   function sums.is_int64(text)
     if #text <= DIGITS then
       return text == '0' or find(text, SIGNED) ~= nil
@@ -25,7 +25,7 @@ do
     return limbs(text) ~= nil
   end
 
-  -- a + b; nil if the sum is no int64.
+  -- a + b; nil if the sum is not an int64.
   function sums.add(a, b)
     if #a <= DIGITS and #b <= DIGITS then
       return format('%d', a + b)
@@ -33,7 +33,7 @@ do
     local a_high, a_low = limbs(a)
     local b_high, b_low = limbs(b)
     local sum = text_of(normal(a_high + b_high, a_low + b_low))
-    -- text_of has a limit above, and none below.
+    -- text_of checks the upper limit only.
     return sum and parse(sum) and sum
   end
 

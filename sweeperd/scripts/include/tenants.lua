@@ -1,5 +1,5 @@
--- The record of a tenant: JSON in a STRING, written by the service that administers tenants. Without a record the
--- tenant is open. If the record cannot be read, everything is refused: the tenant may be closed.
+-- The record of a tenant: JSON in a STRING, written by the service that administers tenants. A tenant without a record
+-- is open. If the record is malformed, every request is refused, because the tenant may be closed.
 
 -- @include json
 

@@ -3,11 +3,11 @@
 local whole = {
   -- Patterns for every whole number but 0: without a sign, and with one.
   UNSIGNED = '^[1-9]%d*$', SIGNED = '^%-?[1-9]%d*$',
-  -- Up to this many digits, a number and the sum of two are exact in a double.
+  -- A double holds numbers of up to this many digits exactly, and the sum of two.
   EXACT_DIGITS = 15,
 }
 
--- Is the text a whole amount, 0 to 2^63-1?
+-- Whether the text is a whole amount, 0 to 2^63-1.
 function whole.is_amount(text)
   return text and (text == '0' or string.find(text, whole.UNSIGNED)
     and (#text < 19 or (#text == 19 and text <= '9223372036854775807')))

@@ -26,5 +26,5 @@ gate:
 	python -m benchmarks gate
 
 mutants:
-	python -m tests.mutants lua --left --keep
-	python -m tests.mutants python --left --keep
+	python -m proof.mutants lua --left --keep
+	python -m proof.mutants python --left --keep

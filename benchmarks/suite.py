@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.host import cpu_time
 from benchmarks.lab import Lab
 from benchmarks.results import Measured, measured
 from benchmarks.row import Row, Sample
 from sweeperd.store.embedded import Binary
+from tests.support.host import cpu_time
 
 #: Told before each round: the row, the server, the number of the round.
 Told = Callable[[Row, Binary, int], None]

@@ -104,7 +104,7 @@ def _needs_each_redis(item: pytest.Item) -> bool:
 
 
 #: Their tests take many seconds each, most of them in waiting.
-LONG = [Path(__file__).parent / name for name in ("soak", "simulation", "faults", "topology", "property", "e2e")]
+LONG = [Path(__file__).parent / name for name in ("proof", "faults", "topology", "property", "e2e")]
 #: The part of a worker's list over which its long tests are spread.
 SPREAD = 0.8
 

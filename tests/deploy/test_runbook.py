@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from sweeperd.cli.app import _COMMANDS, main
-from tests.docs.documents import anchors
+from tests.support.documents import anchors
 from tests.support.eyes.deployed import ROOT, alerts
 
 RUNBOOK = ROOT / "docs" / "runbook.md"

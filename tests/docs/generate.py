@@ -38,8 +38,8 @@ from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.search import ShowDocument
 from sweeperd.ops.status import KindAcceptDocument
 from sweeperd.runtime.once import OnceDocument
-from tests.docs.documents import ROOT
 from tests.docs.webhook import EVENTS, Body
+from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
 SCHEMAS = DOCS / "schemas"

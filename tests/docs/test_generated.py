@@ -7,7 +7,7 @@ import pytest
 
 from sweeperd.config import Settings
 from tests.docs import generate
-from tests.docs.documents import ROOT, documents, name
+from tests.support.documents import ROOT, documents, name
 from tests.unit.config.test_example import keys_in_the_code
 
 #: What the name of a key begins with.

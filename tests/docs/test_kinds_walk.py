@@ -14,7 +14,7 @@ import redis
 from sweeperd.config import load
 from sweeperd.config.kinds import FORMS
 from sweeperd.kit.samples import read_samples
-from tests.docs.documents import ROOT
+from tests.support.documents import ROOT
 from tests.support.servers import Server
 from tests.support.streams import entries
 

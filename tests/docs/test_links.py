@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.documents import ROOT, anchors, cited_tests, documents, links, name
+from tests.support.documents import ROOT, anchors, cited_tests, documents, links, name
 
 DOCUMENTS = pytest.mark.parametrize("document", documents(), ids=name)
 

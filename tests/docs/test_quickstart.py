@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from sweeperd.config import CONFIG_PLACES
-from tests.docs.documents import ROOT, code
+from tests.support.documents import ROOT, code
 from tests.support.harness import eventually
 from tests.support.servers import Server, free_port
 

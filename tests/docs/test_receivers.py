@@ -16,7 +16,7 @@ import pytest
 import redis
 import requests
 
-from tests.docs.documents import ROOT, code
+from tests.support.documents import ROOT, code
 from tests.support.harness import environment, eventually, once, reserve
 from tests.support.servers import Server, free_port
 

@@ -4,7 +4,7 @@ import ast
 import re
 from collections import Counter
 
-from tests.docs.documents import ROOT
+from tests.support.documents import ROOT
 
 ROW = re.compile(r"^\| \d+ \| `([\w/]+\.py)` \| `([\w.]+)` \|", re.MULTILINE)
 FILE = re.compile(r"`([\w/]+\.py)`")

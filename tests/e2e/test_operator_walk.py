@@ -12,8 +12,8 @@ from tests.conftest import BINARIES
 from tests.e2e.walk import looking, mending
 from tests.e2e.walk.operator import Operator
 from tests.e2e.walk.system import ENTRIES, broken_system
-from tests.soak.chaos.replicas import fake_clock
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.host import fake_clock
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
-from tests.docs.documents import ROOT
+from tests.support.documents import ROOT
 from tests.support.harness import eventually, server_time
 from tests.support.kind_load import EXAMPLES, KINDS, writer_of
 from tests.support.servers import Server

@@ -35,13 +35,13 @@ from sweeperd.ops.reconcile import (
 )
 from sweeperd.store import Shard
 from tests.property.play import UNIT, Step, World, run_at_once, steps
-from tests.soak.load import Load
-from tests.soak.plan import BUDGETS
 from tests.support.books import ALWAYS, Property, check, read
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import a_shard
 from tests.support.harness import reserve, server_time
 from tests.support.servers import Server
+from tests.support.traffic.load import Load
+from tests.support.traffic.plan import BUDGETS
 
 CLIENTS = 2
 RESERVATIONS = int(os.environ.get("RECONCILE_RESERVATIONS", "500"))

@@ -1,0 +1,150 @@
+"""The steps of a release, in their order."""
+
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from proof.release import readers
+from proof.release.step import Step
+
+#: Ruff, the layers, and each script on its own where there is a linter for Lua.
+_LINT = (
+    "ruff check . && ruff format --check . && lint-imports --no-cache && "
+    'if command -v luacheck; then luacheck $(python -m tests.support.joined_scripts "$RELEASE_DIR"); '
+    'else echo "luacheck is not installed"; fi'
+)
+#: The gate refuses nothing, several times in a row, and refuses a sweep that is slower on purpose.
+_GATE = "for run in $(seq {runs}); do python -m benchmarks gate || exit 1; done"
+_PLANTED = "python -m benchmarks gate throughput --planted; test $? -eq 1"
+#: Seeds that were never drawn before; then each planted bug has to be found.
+_SIMULATION = (
+    "python -m proof.simulation --fresh {seeds} --minutes 5 --jobs 2 && "
+    "python -m proof.simulation --planted --minutes 2 --jobs 2"
+)
+_ALL_SERVERS = {"SWEEPERD_TEST_ALL_SERVERS": "1"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is chosen for one run: durations, numbers of tries, and the seed of the faults (None: a new one)."""
+
+    soak_minutes: float = 30.0
+    chaos_minutes: float = 30.0
+    #: Of each property.
+    tries: int = 1000
+    chaos_seed: int | None = None
+    gate_runs: int = 3
+    simulation_seeds: int = 500
+    #: The file that names a cluster to try; None: the step `kubernetes` is left out.
+    kubeconfig: Path | None = None
+
+
+def steps(options: Options, work: Path) -> list[Step]:
+    """All steps. Their commands run in the clean clone, with the environment below `work` first on the PATH."""
+    venv, fresh, dist = work / "venv", work / "fresh", work / "build"
+    gate = _GATE.format(runs=options.gate_runs)
+    seed = [] if options.chaos_seed is None else ["--seed", str(options.chaos_seed)]
+    cluster: list[str | Path] = [] if options.kubeconfig is None else ["--kubeconfig", options.kubeconfig.resolve()]
+
+    def run(module: str, *arguments: str | Path) -> tuple[str, ...]:
+        return ("python", "-m", module, *map(str, arguments))
+
+    return [
+        Step(
+            "environment",
+            "the package and its tools install from a clean clone",
+            (sys.executable, "-m", "proof.release.environment", str(venv)),
+            readers.document,
+        ),
+        Step("lint", "linters of Python, of the layers and of Lua", ("sh", "-c", _LINT)),
+        Step("types", "mypy --strict", ("mypy",)),
+        Step("servers", "the servers that the tests run on", run("proof.release.servers"), readers.document),
+        Step("tests", "all tests, on every server", run("pytest", "-q"), readers.tests, _ALL_SERVERS),
+        Step(
+            "properties",
+            f"{options.tries} tries of each property",
+            run("pytest", "-q", "tests/property", "--hypothesis-profile", "thorough", "--timeout", "7200"),
+            readers.tests,
+            _ALL_SERVERS | {"SWEEPERD_TEST_TRIES": str(options.tries)},
+        ),
+        Step(
+            "soak",
+            "load without faults",
+            run("proof.soak", "--minutes", f"{options.soak_minutes:g}", "--out", work / "soak"),
+            partial(readers.soak, "soak.json"),
+            keeps=("soak.json", "soak.png"),
+        ),
+        Step(
+            "chaos",
+            "load with faults",
+            run("proof.soak", "--chaos", "--minutes", f"{options.chaos_minutes:g}", *seed, "--out", work / "chaos"),
+            partial(readers.soak, "chaos.json"),
+            keeps=("chaos.json", "chaos.svg"),
+        ),
+        Step(
+            "installation",
+            "a rehearsal on a running Cycles installation",
+            run("proof.release.installation"),
+            readers.document,
+        ),
+        Step(
+            "simulation",
+            "whole installations on virtual time, with faults and with planted bugs",
+            ("sh", "-c", _SIMULATION.format(seeds=options.simulation_seeds)),
+            readers.simulation,
+        ),
+        Step("gate", "no ratio is much worse than its baseline", ("sh", "-c", gate), readers.gate),
+        Step("planted", "the gate refuses a sweep that is 30 % slower", ("sh", "-c", _PLANTED), readers.gate),
+        Step("mutants", "the tests notice what is broken on purpose", run("proof.release.mutants"), readers.document),
+        Step("build", "wheel and sdist, the same byte by byte twice", run("proof.release.build"), readers.document),
+        Step("metadata", "the index accepts what was built", ("sh", "-c", f"twine check --strict {dist}/sweeperd-*")),
+        Step(
+            "install",
+            "the wheel installs into a new environment, and its demo runs",
+            run("proof.release.install", dist, fresh),
+            readers.document,
+        ),
+        Step("image", "the image, built and run as the manifests do", run("proof.release.image"), readers.document),
+        Step(
+            "kubernetes",
+            "the document's blocks and the manifests on a cluster: restricted pods, kill, bad settings, rotation",
+            run("proof.release.kubernetes", *cluster),
+            readers.document,
+        ),
+        Step(
+            "newcomer",
+            "the README's commands on a bare Debian, without a server and without root",
+            run("proof.release.newcomer"),
+            readers.document,
+        ),
+        Step(
+            "cron",
+            "the documented cron line under the real cron daemon, on a fresh Debian",
+            run("proof.release.cron"),
+            readers.document,
+        ),
+        Step(
+            "systemd",
+            "the documented blocks for systemd, booted by systemd-nspawn; watchdog, kill -9, reload, reboot, timer",
+            run("proof.release.systemd"),
+            readers.document,
+        ),
+        Step(
+            "sbom",
+            "what is installed with it, and under which licences",
+            run(
+                "cyclonedx_py",
+                *("environment", fresh / "bin" / "python", "--output-reproducible"),
+                *("--output-format", "JSON", "--output-file", work / "sbom" / "sbom.cdx.json"),
+            ),
+            readers.sbom,
+            keeps=("sbom.cdx.json",),
+        ),
+        Step(
+            "vulnerabilities",
+            "known vulnerabilities of what is installed with it",
+            run("proof.release.audit", fresh),
+            readers.document,
+        ),
+    ]

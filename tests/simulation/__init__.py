@@ -1,7 +1,0 @@
-"""
-A whole installation in one OS thread, on virtual time, decided by one seed: unchanged daemons, an imitated Redis,
-imitated receivers. `python -m tests.simulation --seed N`; `docs/guarantees.md` says what it shows and what not.
-
-Import nothing of it into another process: the kernel replaces threads and clocks, and `__main__` installs the kernel
-before any other import.
-"""

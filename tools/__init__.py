@@ -1,1 +1,0 @@
-"""What the maintainers of sweeperd run; no part of the package."""

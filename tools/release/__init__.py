@@ -1,1 +1,0 @@
-"""`python -m tools.release VERSION`: prove a version, step by step, and write down what was found."""

@@ -51,12 +51,12 @@ SEATS = [
     ("gives back too much", WRITES, f"    attempt('HINCRBY', 'seats:show-1', 'free', 1)\n{WRITES}"),
     (
         "takes signs in amounts",
-        "(find(text, '^[1-9]%d*$') or text == '0')",
+        "(find(text, UNSIGNED) or text == '0')",
         "(find(text, '^%-?[1-9]%d*$') or text == '0')",
     ),
     (
         "takes leading zeros in amounts",
-        "(find(text, '^[1-9]%d*$') or text == '0')",
+        "(find(text, UNSIGNED) or text == '0')",
         "find(text, '^%d*$')",
     ),
     (

@@ -14,6 +14,8 @@ from sweeperd.store import Keys, embedded
 from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault
 from tests.support.builders import configured_kind
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The faults that the kit does not see, and why.
 NOT_CAUGHT = {

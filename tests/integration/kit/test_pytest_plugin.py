@@ -6,6 +6,8 @@ import pytest
 
 from sweeperd.kit.properties import COMPILES, PROPERTIES
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).parents[3]

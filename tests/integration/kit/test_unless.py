@@ -10,6 +10,8 @@ from sweeperd.store import Keys
 from tests.lua.kinds.world import SCRIPT, SEATS, scripted, settings_of
 from tests.support.builders import configured_kind
 
+pytestmark = pytest.mark.slow
+
 JOB: dict[str, Any] = {"unless": "EXISTS jobs:{show}:{id}"}
 ROW = {
     "id": "h1",

@@ -132,7 +132,7 @@ def _ends(kind: KindSettings) -> dict[str, list[str]]:
 
 def _digest(kind: KindSettings) -> str:
     """Of the settings that decide whether an entry is seen alive."""
-    chosen = [kind.key, kind.deadline, sorted(kind.active.items()), kind.index, kind.script]
+    chosen = [kind.key, kind.deadline, sorted(kind.active.items()), kind.index, kind.script, kind.fields]
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 
 

@@ -168,6 +168,18 @@ def test_each_settings_are_proven_by_themselves(world: World, changed: str) -> N
     assert counts(world.sweep(SEATS | {"grace": "1s", "retention": "1d"}).tick()) == {"not_found": 1}
 
 
+def test_a_script_that_reads_other_fields_is_proven_anew(world: World) -> None:
+    """A script that is not given the state skips every entry."""
+
+    def reads(*fields: str) -> dict[str, Any]:
+        return scripted(SCRIPT, fields=[*fields, "show", "qty"], ended={"expired": "yes"})
+
+    world.hold(1)
+    assert counts(world.sweep(reads("state")).tick()) == {"expired": 1}
+    world.hold(1, stem="n")
+    assert counts(world.sweep(reads("status")).tick()) == {"held": 1}
+
+
 def test_another_process_learns_of_the_proof(world: World) -> None:
     """It needs no living entry of its own."""
     another = world.sweep()

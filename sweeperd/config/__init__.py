@@ -1,4 +1,4 @@
-"""Settings: a TOML file and the environment, to typed and validated values."""
+"""Loads the settings from a TOML file and the environment, typed and validated."""
 
 from sweeperd.config.loading import CONFIG_PLACES, load
 from sweeperd.config.settings import (

@@ -1,4 +1,4 @@
-"""The settings of configured kinds, with the language of `give_back`."""
+"""Defines the settings of configured kinds, and parses the commands of `give_back`."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -14,26 +14,26 @@ from pydantic import Field as Checked
 from sweeperd.config.types import PositiveDuration, PositiveRetention, Retention, Section, milliseconds
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-#: The most words of one command, the bytes of one key, and the fields of a script's hash.
+#: The most words of one command, and bytes of one key.
 MAX_WORDS, MAX_KEY = 128, 1024
 #: 100 years, ms: the longest time of PEXPIRE and PX.
 MAX_TTL_MS = 3_155_760_000_000
-#: The placeholder of the entry's id; every other placeholder is a field of the hash.
+#: The placeholder of the entry's id. Every other placeholder is a field of the hash.
 ID = "id"
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
-#: Names that could be mistaken for a name of sweeperd itself.
+#: Names that could be mistaken for sweeperd's own.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
-#: The fields of the event's data set by sweeperd itself.
+#: The fields of the event's data that sweeperd sets.
 OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
-#: The fields of the hash set by sweeperd itself.
+#: The fields of the hash that sweeperd sets.
 OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
-#: The first parts of the keys of sweeperd, and of reservations if they are swept.
+#: The prefixes of sweeperd's keys, and of reservations' keys if they are swept.
 OWN_KEYS = "sweeperd:"
 RESERVATION_KEYS = ("reservation:", "budget:")
 MAX_WRITES = 64
-#: The most fields that a script may read of the hash, and the largest script file, bytes.
+#: The most fields of the hash that a script may read, and the largest script file in bytes.
 MAX_FIELDS, MAX_SCRIPT = 256, 65_536
 
 
@@ -49,7 +49,7 @@ Word = tuple[str | Field, ...]
 
 @dataclass(frozen=True)
 class Amount:
-    """A number: `literal`, or the value of `field`, with the sign turned if `negative`."""
+    """A number: `literal`, or the value of `field`, negated if `negative`."""
 
     literal: str = "0"
     field: str | None = None
@@ -58,7 +58,7 @@ class Amount:
 
 @dataclass(frozen=True)
 class Command:
-    """One write. The key is without the prefix; of PUBLISH it is the channel."""
+    """One write. The key has no prefix; for PUBLISH it is the channel."""
 
     name: str
     key: Word
@@ -70,7 +70,7 @@ class Command:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The fields of the hash that the command needs, each once."""
+        """The fields of the hash that the command needs, without duplicates."""
         parts = [part for word in (self.key, *self.words) for part in word]
         names = [part.name for part in parts if isinstance(part, Field)]
         names += [self.amount.field] if self.amount and self.amount.field else []
@@ -78,12 +78,12 @@ class Command:
 
     @property
     def pattern(self) -> str:
-        """The key with `*` in place of each placeholder."""
+        """The key with each placeholder replaced by `*`."""
         return pattern_of(self.key)
 
 
 def pattern_of(key: Word) -> str:
-    """The key with `*` in place of each placeholder."""
+    """The key with each placeholder replaced by `*`."""
     return "".join("*" if isinstance(part, Field) else part for part in key)
 
 
@@ -99,13 +99,13 @@ def parse_word(text: str) -> Word:
         elif found[1]:
             parts.append(Field(found[1]))
         else:
-            raise ValueError(f"{text!r}: a brace is written {{{{ or }}}}, and a placeholder has a name: {{field}}")
+            raise ValueError(f"{text!r}: write a brace as {{{{ or }}}}, and name the placeholder: {{field}}")
     parts.append(text[place:])
     return _joined(parts)
 
 
 def parse_command(template: str | Sequence[str]) -> Command:
-    """Raises ValueError with what is wrong, and if a similar name exists, what was probably meant."""
+    """Raises ValueError with what is wrong, and suggests a similar name."""
     words = template.split() if isinstance(template, str) else list(template)
     shown = template if isinstance(template, str) else " ".join(template)
     try:
@@ -118,21 +118,21 @@ def parse_unless(template: str | Sequence[str]) -> Word:
     """The key of `EXISTS key`. Raises ValueError."""
     words = template.split() if isinstance(template, str) else list(template)
     if len(words) != 2 or words[0] != "EXISTS" or not words[1]:
-        raise ValueError('the form is "EXISTS key", or fields of the hash and their values: { paid = "yes" }')
+        raise ValueError('the form is "EXISTS key", or fields of the hash with their values: { paid = "yes" }')
     if words[1].startswith("{") and not words[1].startswith("{{"):
-        raise ValueError('the key begins with text of its own, such as "EXISTS jobs:{id}"')
+        raise ValueError('the key must begin with literal text, such as "EXISTS jobs:{id}"')
     return parse_word(words[1])
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError if the name is no command of a plan, with what was probably meant."""
+    """Raises ValueError if a plan cannot use this command, and suggests a similar one."""
     if name not in FORMS:
         close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
-        raise ValueError(f"{name} is no command that a kind may use{close}")
+        raise ValueError(f"{name} is not a command that a kind may use{close}")
 
 
 def _joined(parts: Iterable[str | Field]) -> Word:
-    """The parts with neighbouring texts joined and empty texts left out."""
+    """Joins adjacent texts and drops empty ones."""
     word: list[str | Field] = []
     for part in parts:
         if part == "":
@@ -182,7 +182,7 @@ FORMS = {
 
 
 def _arguments(name: str, key: Word, rest: Sequence[str]) -> Command | None:
-    """The command, or None if the words do not have its form. Raises ValueError."""
+    """The command, or None if the words don't match its form. Raises ValueError."""
     match name, rest:
         case "DEL", []:
             return Command(name, key)
@@ -218,7 +218,7 @@ def _amount(text: str) -> Amount:
         case (str(literal),) if _is_int64(literal):
             return Amount("0" if literal == "-0" else literal)
         case _:
-            raise ValueError(f"{text} is no amount: a whole number, {{field}} or -{{field}}")
+            raise ValueError(f"{text} is not an amount: a whole number, {{field}} or -{{field}}")
 
 
 def _is_int64(text: str) -> bool:
@@ -228,14 +228,14 @@ def _is_int64(text: str) -> bool:
 def _score(text: str) -> Amount:
     amount = _amount(text)
     if abs(int(amount.literal)) > 2**53:
-        raise ValueError(f"{text} is no score: a whole number up to 2^53, {{field}} or -{{field}}")
+        raise ValueError(f"{text} is not a score: a whole number up to 2^53, {{field}} or -{{field}}")
     return amount
 
 
 def _time(text: str) -> Amount:
     amount = _amount(text)
     if amount.negative or (amount.field is None and not 1 <= int(amount.literal) <= MAX_TTL_MS):
-        raise ValueError(f"{text} is no time: milliseconds from 1 to {MAX_TTL_MS} (100 years)")
+        raise ValueError(f"{text} is not a time: milliseconds from 1 to {MAX_TTL_MS} (100 years)")
     return amount
 
 
@@ -246,15 +246,15 @@ def _least(words: Sequence[str]) -> str | None:
         case ["MIN", least] if _is_int64(least):
             return least
         case _:
-            raise ValueError("after the amount comes nothing, or MIN and a whole number")
+            raise ValueError("only MIN and a whole number may follow the amount")
 
 
 def _script_text(value: object, info: ValidationInfo) -> object:
-    """`file:PATH`, relative to the settings file, to the text of the file."""
+    """Reads the file named by `file:PATH`, relative to the settings file."""
     if value is None:
         return None
     if not isinstance(value, str) or not value.startswith("file:"):
-        raise ValueError('names a Lua file: "file:PATH"')
+        raise ValueError('must name a Lua file: "file:PATH"')
     path = Path((info.context or {}).get("directory", "."), value.removeprefix("file:"))
     try:
         text = path.read_text(encoding="utf-8")
@@ -276,7 +276,7 @@ Ends = Annotated[
 
 
 class SumSettings(Section):
-    """A field of a hash, and the field of the active entries that adds up to it."""
+    """A field of a hash, and the field of the active entries whose sum it must equal."""
 
     key: Text
     field: Text
@@ -284,7 +284,7 @@ class SumSettings(Section):
 
 
 class KindSettings(Section):
-    """One sort of thing to sweep."""
+    """One kind of entry to sweep."""
 
     name: Name
     index: Text
@@ -316,7 +316,7 @@ class KindSettings(Section):
     @classmethod
     def _name_is_free(cls, name: str) -> str:
         if name in RESERVED_NAMES:
-            raise ValueError(f"{name} is taken by sweeperd itself")
+            raise ValueError(f"{name} is reserved by sweeperd itself")
         return name
 
     @field_validator("key")
@@ -325,9 +325,9 @@ class KindSettings(Section):
         word = parse_word(key)
         placeholders = [part.name for part in word if isinstance(part, Field)]
         if placeholders != [ID] or len(word) == 1:
-            raise ValueError('is text with {id} in it once and no other placeholder, such as "seats:hold:{id}"')
+            raise ValueError('must hold {id} once and no other placeholder, such as "seats:hold:{id}"')
         if word[0] == Field(ID):
-            raise ValueError('begins with text of its own, such as "seats:hold:{id}": an id could name any key')
+            raise ValueError('must begin with literal text, such as "seats:hold:{id}", or an id could name any key')
         return key
 
     @field_validator("give_back")
@@ -359,7 +359,7 @@ class KindSettings(Section):
         if own := OWN_DATA.intersection(event):
             raise ValueError(f"{min(own)} is set by sweeperd itself")
         if len(set(event)) != len(event) or len(event) > MAX_WRITES:
-            raise ValueError(f"names each field once, {MAX_WRITES} at most")
+            raise ValueError(f"must name each field once, and up to {MAX_WRITES}")
         return event
 
     @model_validator(mode="after")
@@ -400,22 +400,22 @@ class KindSettings(Section):
 
     @property
     def unless_key(self) -> Word | None:
-        """The key that protects an entry if the key exists; None if `unless` names no key."""
+        """The key whose existence protects an entry; None if `unless` names no key."""
         return None if self.unless is None or isinstance(self.unless, dict) else parse_unless(self.unless)
 
     @property
     def unless_values(self) -> dict[str, str]:
-        """The fields of the hash that protect an entry if all of them have these values; empty: no such fields."""
+        """The values that protect an entry if all these fields of the hash have them; may be empty."""
         return self.unless if isinstance(self.unless, dict) else {}
 
     @property
     def unless_recheck_ms(self) -> int:
-        """After how long a protected entry is asked again, ms."""
+        """How often a protected entry is checked again, ms."""
         return milliseconds(self.unless_recheck)
 
     @property
     def unless_max_ms(self) -> int | None:
-        """How long after deadline and grace an entry is protected at most, ms; None: for ever."""
+        """The longest time after deadline and grace for which an entry is protected, ms; None for forever."""
         return None if self.unless_max is None else milliseconds(self.unless_max)
 
     @property
@@ -424,7 +424,7 @@ class KindSettings(Section):
 
     @property
     def retention_ms(self) -> int:
-        """How long the ended hash stays, ms; 0: the hash is deleted at once."""
+        """How long an expired hash stays readable, ms; 0 to delete it at once."""
         return milliseconds(self.retention)
 
     @property
@@ -434,7 +434,7 @@ class KindSettings(Section):
 
 
 def _problems(kind: KindSettings) -> "list[str]":
-    """Settings that do not fit together, most important first."""
+    """Settings that contradict each other, most important first."""
     found = _script_problems(kind) if kind.script is not None else _declared_problems(kind)
     if own := OWN_FIELDS.intersection(kind.ended):
         found.append(f"ended: {min(own)} is set by sweeperd itself")
@@ -478,9 +478,11 @@ def _script_problems(kind: KindSettings) -> list[str]:
     if "PUBLISH" in (kind.commands or []) and not kind.channels:
         found.append("commands: PUBLISH: name its channel in channels")
     if kind.writes is None:
-        found.append("writes: a kind with a script names the keys that it may write")
+        found.append("writes: a kind with a script must name the keys that it may write")
     if not kind.ended and kind.retention:
-        found.append("ended: a kind with a script names a field that tells an ended entry, or it would expire again")
+        found.append(
+            "ended: a kind with a script must name a field that marks an ended entry, or it would expire again"
+        )
     if kind.fields is not None and len(kind.fields) > MAX_FIELDS:
         found.append(f"fields: more than {MAX_FIELDS}")
     return found
@@ -495,12 +497,12 @@ def _declared_problems(kind: KindSettings) -> list[str]:
     differing = [field for field, value in kind.active.items() if kind.ended.get(field, value) != value]
     if not differing and kind.retention:
         found.append(
-            "ended: must give a field of active another value, or an expired entry would be active still "
+            "ended: must give a field of active another value, or an expired entry would still be active "
             'and expire again (or set retention = "0s")'
         )
     for field, values in kind.over.items():
         if field not in kind.active:
-            found.append(f"over: {field} is no field of active, so it tells no end")
+            found.append(f"over: {field} is not a field of active, so it cannot mark an end")
         elif kind.active[field] in values:
             found.append(f"over: {field} = {kind.active[field]!r} is active")
     if len(kind.give_back) > kind.max_writes:
@@ -513,7 +515,7 @@ def _declared_problems(kind: KindSettings) -> list[str]:
 
 
 def _refused_key(kind: KindSettings, command: Command) -> str:
-    """Why the command can never be allowed; empty if it can."""
+    """Why the command can never be allowed; empty if it may be."""
     if command.name == "PUBLISH":
         if not kind.channels:
             return f"PUBLISH {command.pattern}: name its channel in channels"
@@ -533,18 +535,18 @@ def _is_literal(word: Word) -> bool:
 
 
 def any_match(patterns: Sequence[str], key: str) -> bool:
-    """True if the key matches a pattern. In a pattern only `*` is special."""
+    """Whether the key matches a pattern. In a pattern only `*` is special."""
     return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.DOTALL) for pattern in patterns)
 
 
 def may_meet(one: str, other: str) -> bool:
-    """True if a key may match both patterns, judged by the text before the first `*`."""
+    """Whether a key may match both patterns, judged by the text before the first `*`."""
     first, second = one.partition("*")[0], other.partition("*")[0]
     return first.startswith(second) or second.startswith(first)
 
 
 def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
-    """Raises ValueError if two kinds, or a kind and reservations, are in each other's way."""
+    """Raises ValueError if two kinds, or a kind and reservations, conflict."""
     names: set[str] = set()
     indexes = {"reservation:ttl": "reservations"} if reservations else {}
     for kind in kinds:

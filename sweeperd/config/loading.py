@@ -1,4 +1,4 @@
-"""Settings from a TOML file and the environment, with a line for each problem in them."""
+"""Loads settings from a TOML file and the environment, and reports each problem on its own line."""
 
 import difflib
 import itertools
@@ -19,35 +19,35 @@ from sweeperd.errors import ConfigError
 
 #: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
 ENVIRONMENT_PREFIX = "SWEEPERD_"
-#: Stands for the file's name if the problem is in the environment.
+#: Replaces the file's name when the problem is in the environment.
 ENVIRONMENT = "environment"
-#: Names the configuration file if `--config` does not.
+#: Names the configuration file unless `--config` does.
 CONFIG_VARIABLE = "SWEEPERD_CONFIG"
-#: The places of the configuration file if neither `--config` nor the variable names a file.
+#: Where to look for the configuration file when neither `--config` nor the variable names one.
 CONFIG_PLACES = (Path("config.toml"), Path("/etc/sweeperd/config.toml"))
-#: The settings with a list as value, written as JSON in the environment.
+#: The settings that are lists: in the environment they are JSON.
 JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"], ["events", "groups"])
 #: A key of the settings, or the name of a header.
 _KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 
 
 def explain(error: ValidationError, source: str) -> str:
-    """One line for each problem, without any value of a setting; `source` is the file, or ENVIRONMENT."""
+    """One line for each problem, without the values of settings. `source` is the file, or ENVIRONMENT."""
     return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail, source)}" for detail in error.errors())
 
 
 def _key(detail: ErrorDetails, source: str) -> str:
     place = detail["loc"]
     if source == ENVIRONMENT:
-        # A problem of an override names the variable. Items of a list have no variable of their own: the list is JSON,
-        # and the place within the list follows.
+        # A problem with an override names the variable. A list is one variable with JSON, so the place within the list
+        # follows.
         names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
         return _variable(names) + _path(place[len(names) :]) or "settings"
     return _path(place).removeprefix(".") or "settings"
 
 
 def _path(place: Sequence[int | str]) -> str:
-    """If a key is unknown, such as a URL or a header with its value, it may hold a secret, so it is not shown."""
+    """Hides a part that cannot be a key, such as a URL or a header with its value, because it may hold a secret."""
     return "".join(
         f"[{part}]" if isinstance(part, int) else f".{part if _KEY.fullmatch(part) else '…'}" for part in place
     )
@@ -70,7 +70,7 @@ def _similar(names: list[str], *, has_variable: bool) -> str:
 
 
 def _known(section: type[BaseModel], before: str = "") -> Iterator[str]:
-    """All keys of a section, with the keys of tables and of the items of lists after a dot: `sweep.batch_size`."""
+    """All keys of a section. Keys of tables and of list items follow a dot: `sweep.batch_size`."""
     for name, field in section.model_fields.items():
         yield before + name
         for table in _tables(field.annotation):
@@ -104,9 +104,9 @@ def load(
     places: Sequence[Path] = CONFIG_PLACES,
 ) -> Settings:
     """
-    Read the file at `path` (else the file named by SWEEPERD_CONFIG, else the first existing file of these `places`,
-    else none) and put the environment's overrides on top. Without `secrets` the secrets of endpoints in files and
-    variables are not read: nothing can be signed then, and the secrets' files may be missing. Raises ConfigError.
+    Read the file at `path` (else the one named by SWEEPERD_CONFIG, else the first of `places` that exists, else none)
+    and apply the environment's overrides. Without `secrets`, the endpoints' secrets in files and variables are not
+    read: their files may be missing, but nothing can be signed. Raises ConfigError.
     """
     path = _find(path, environment, places)
     data = _read(path) if path else {}
@@ -118,7 +118,7 @@ def load(
         "secret_files": set(),
     }
     try:
-        # A file has types, and they must be right; a value from the environment is text.
+        # A file has types, which must be right. A value from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)
     except ValidationError as error:
         raise ConfigError(explain(error, str(path))) from None
@@ -137,7 +137,7 @@ def load(
     settings.watch(context["files"], context["secret_files"], bundle)
     for number, shard in enumerate(settings.all_shards):
         try:
-            # Only now: a part may come from the file and the other part from the environment.
+            # Checked last, because the url may come from the file and the prefix from the environment.
             check_prefix(shard.url, shard.prefix)
         except ValueError as error:
             key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
@@ -165,14 +165,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The environment's overrides, nested as the settings are."""
+    """The environment's overrides, nested like the settings."""
     found: dict[str, Any] = {}
     for name, text in environment.items():
         if not name.startswith(ENVIRONMENT_PREFIX) or name == CONFIG_VARIABLE:
             continue
         key = name.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
         if len(key) == 1 and key[0] not in Settings.model_fields:
-            continue  # Kubernetes puts SWEEPERD_SERVICE_HOST and the like next to a service of this name
+            continue  # Kubernetes sets variables such as SWEEPERD_SERVICE_HOST for a service of this name
         value: Any = text
         if key in JSON_KEYS:
             try:
@@ -183,7 +183,7 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
         for part in key[:-1]:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
-                raise ConfigError(f"{ENVIRONMENT}: {name}: {part} has a value already")
+                raise ConfigError(f"{ENVIRONMENT}: {name}: {part} already has a value")
         place[key[-1]] = value
     return found
 

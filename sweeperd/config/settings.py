@@ -1,4 +1,4 @@
-"""Settings: a TOML file and the environment, to typed and validated values."""
+"""Defines the sections of the settings and checks that they fit together."""
 
 from collections.abc import Iterable
 from datetime import timedelta
@@ -26,13 +26,13 @@ from sweeperd.config.webhooks import ANNOUNCED, EndpointSettings, WebhooksSettin
 #: The bounds of `sweep.lease_ttl`.
 MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 
-#: The name of the only shard, if there is no list of shards.
+#: The name of the only shard when there is no list of shards.
 DEFAULT_SHARD = "default"
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
     if not MIN_LEASE_TTL <= value <= MAX_LEASE_TTL:
-        # Shorter: a holder that renews a moment late loses the lease. Longer: when a holder dies, all others wait long.
+        # A shorter lease is lost when a renewal is slightly late. A longer one delays the others when its holder dies.
         raise ValueError('must be from "1s" to "10m"')
     return value
 
@@ -76,19 +76,19 @@ class SweepSettings(Section):
 
     @property
     def looks(self) -> bool:
-        """Whether a daemon looks for deadlines between two ticks."""
+        """Whether a daemon polls for deadlines between two ticks."""
         return timedelta(0) < self.precision < self.interval
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        # If a value is a default, it is no reason to refuse the value that was set.
+        # A default alone is not a reason to refuse a value that was set.
         if "pipeline_depth_min" in self.model_fields_set and self.pipeline_depth_min > self.pipeline_depth:
             raise ValueError("pipeline_depth_min is greater than pipeline_depth")
         return self
 
 
 class ReconcileSettings(Section):
-    """The daemon's own walk over all reservations."""
+    """The daemon's periodic check of all reservations."""
 
     interval: OptionalDuration = timedelta(days=1)
     rate: int = Field(default=1000, ge=1, le=1_000_000)
@@ -105,7 +105,7 @@ class EventsSettings(Section):
 
 
 class CyclesSettings(Section):
-    """How to run with the services of a Cycles installation, in place of their own expiry sweep."""
+    """How to replace the expiry sweep of a Cycles installation."""
 
     enabled: bool = False
     dispatch_backlog: int = Field(default=1000, ge=0, le=1_000_000)
@@ -115,8 +115,8 @@ class CyclesSettings(Section):
     spike_window: PositiveDuration = timedelta(minutes=5)
 
 
-#: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. No other
-#: endpoint can have this name.
+#: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. The name is
+#: reserved.
 RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"), batch_size=250)
 
 
@@ -182,27 +182,27 @@ class Settings(Section):
     shutdown_grace: PositiveDuration = timedelta(seconds=25)
     _watched: tuple[Path, ...] = PrivateAttr(())
     _secret_files: tuple[Path, ...] = PrivateAttr(())
-    #: The CAs of the environment. Settings differ if they have changed, so a reload takes the new ones.
+    #: The CAs of the environment. When they change, the settings differ, so a reload picks them up.
     _bundle: PemFile | None = PrivateAttr(None)
 
     @property
     def watched(self) -> tuple[Path, ...]:
-        """The files with secrets, certificates and keys of the endpoints, as the settings name them."""
+        """The files with the endpoints' secrets, certificates and keys, as named in the settings."""
         return self._watched
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
-        """Those of the watched files that nobody else should read."""
+        """The watched files that nobody else should be able to read."""
         return self._secret_files
 
     def watch(self, files: Iterable[Path], secret: Iterable[Path], bundle: PemFile | None = None) -> None:
-        """Note these as `watched` and `secret_files`, and the CAs of the environment: for `load`."""
+        """Set `watched`, `secret_files` and the CAs of the environment. For `load`."""
         self._watched = tuple(sorted({*files, *([bundle.path] if bundle else ())}))
         self._secret_files, self._bundle = tuple(sorted(secret)), bundle
 
     @property
     def announced(self) -> frozenset[str]:
-        """The types of events, apart from expiries, that are made because an endpoint names them."""
+        """The types of operational events that are created because an endpoint names them."""
         return ANNOUNCED & {name for endpoint in self.webhooks.endpoints for name in endpoint.events or ()}
 
     @property
@@ -212,7 +212,7 @@ class Settings(Section):
 
     @property
     def all_shards(self) -> list[ShardSettings]:
-        """The shards; if there is no list, the only shard is named DEFAULT_SHARD."""
+        """The shards. Without a list, the only shard is named DEFAULT_SHARD."""
         return self.shards or [ShardSettings(name=DEFAULT_SHARD, url=self.redis.url, prefix=self.keys.prefix)]
 
     @model_validator(mode="after")
@@ -221,7 +221,7 @@ class Settings(Section):
         if len(set(groups)) < len(groups):
             raise ValueError("events.groups names a group twice")
         if both := endpoints.intersection(groups):
-            raise ValueError(f"events.groups: {min(both)} is an endpoint, whose group is sweeperd's own")
+            raise ValueError(f"events.groups: {min(both)} is an endpoint, and sweeperd owns its group")
         return self
 
     @model_validator(mode="after")
@@ -257,7 +257,7 @@ class Settings(Section):
                 raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
         needed = len(self.shards) * len(self.webhooks.endpoints)
         if needed > self.webhooks.concurrency:
-            # Each endpoint has its own senders on each shard, so that nothing there delays another shard.
+            # Each endpoint has its own senders on each shard, so that a slow endpoint cannot delay another shard.
             raise ValueError(
                 f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
             )

@@ -1,4 +1,4 @@
-"""The types that settings are made of: durations, names, secrets and references to them, addresses, certificates."""
+"""Parses and checks the values of settings: durations, names, secrets and their references, addresses, certificates."""
 
 import base64
 import binascii
@@ -18,14 +18,14 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from sweeperd import redis_url
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-#: A sum of a duration and the present time must stay within what Redis and Python can hold.
+#: The present time plus a duration must stay within what Redis and Python can hold.
 _YEAR = timedelta(days=365)
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 #: A key for HMAC, shared with the receiver.
 SHARED = "whsec_"
 #: An ed25519 key: the private key signs, and the receiver has the public key.
 PRIVATE, PUBLIC = "whsk_", "whpk_"
-#: Bytes of an ed25519 seed, and of the public key that may come after the seed.
+#: The size in bytes of an ed25519 seed, and of the public key that may follow it.
 SEED = 32
 
 
@@ -36,11 +36,11 @@ def _bounded(value: timedelta, most: timedelta) -> timedelta:
 
 
 def parse_duration(value: object) -> timedelta:
-    """Raises ValueError if the text is no duration."""
+    """Raises ValueError if the value is not a duration."""
     if isinstance(value, timedelta):
         return value
     if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
-        raise ValueError('a duration is text such as "250ms", "5s", "10m", "72h" or "30d"')
+        raise ValueError('must be a duration such as "250ms", "5s", "10m", "72h" or "30d"')
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
@@ -51,7 +51,7 @@ def milliseconds(duration: timedelta) -> int:
 
 def _positive(value: timedelta) -> timedelta:
     if value <= timedelta(0):
-        raise ValueError("must be longer than nothing")
+        raise ValueError("must be longer than 0")
     return value
 
 
@@ -72,21 +72,21 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 class Section(BaseModel):
     """A table of the settings."""
 
-    # A section alone is never validated, so the validator of each section need not be built.
+    # No section is validated by itself, so it doesn't need its own validator.
     model_config = ConfigDict(
         extra="forbid", frozen=True, hide_input_in_errors=True, validate_default=True, defer_build=True
     )
 
 
-#: The variable with the directory of a service's credentials, set by systemd, and the end of the error without it.
+#: The variable with the directory of a service's credentials, set by systemd, and the error when it is missing.
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 NO_CREDENTIALS = f"${CREDENTIALS} is not set, which systemd sets for the service"
 
 
 def fetched(value: object, info: ValidationInfo) -> object:
     """
-    The text of the file behind `file:PATH` or `credential:NAME`, of the variable behind `env:NAME`, or the text itself.
-    Raises ValueError if the reference cannot be read.
+    Resolves `file:PATH`, `credential:NAME` and `env:NAME` to their text. Other values stay unchanged. Raises ValueError
+    if the reference cannot be read.
     """
     if not isinstance(value, str):
         return value
@@ -122,7 +122,7 @@ def _path(value: str, context: Mapping[str, Any]) -> Path | None:
 
 
 def fetched_secret(value: object, info: ValidationInfo) -> object:
-    """As `fetched`; a file is noted, so that a daemon can watch the file."""
+    """Like `fetched`, and notes a file so that a daemon can watch it."""
     context = info.context or {}
     if isinstance(value, str) and (path := _path(value, context)):
         context.setdefault("files", set()).add(path)
@@ -131,21 +131,21 @@ def fetched_secret(value: object, info: ValidationInfo) -> object:
 
 
 def unread(value: object, info: ValidationInfo) -> bool:
-    """True if the value is a reference and the command that loads the settings needs no secrets."""
+    """Whether the value is a reference and the loading command needs no secrets."""
     elsewhere = isinstance(value, str) and value.startswith(("file:", "env:", "credential:"))
     return elsewhere and not (info.context or {}).get("secrets", True)
 
 
-#: White space, and characters that nobody sees, such as a byte order mark: editors put them around a secret.
+#: White space and invisible characters, such as a byte order mark, that editors leave around a secret.
 _AROUND = r"[\s\x00-\x1f\x7f\xad\u200b-\u200f\u2060-\u2064\ufeff]+"
 _QUOTES = {'"': '"', "'": "'", "`": "`", "\u201c": "\u201d", "\u2018": "\u2019"}
 
 
 def clean_secret(text: str) -> str:
     """
-    A secret without what copying puts around it: white space, invisible characters, quotes, the `v1,` of a signature
-    before a known prefix. The prefix is in lower case. Raises ValueError if the secret looks like a damaged one: it
-    would sign, and each receiver would refuse the signature.
+    Strips what copying leaves around a secret: white space, invisible characters, quotes, the `v1,` of a signature
+    before a known prefix. Lower-cases the prefix. Raises ValueError if the secret looks damaged, because every receiver
+    would reject its signatures.
     """
     text = _strip(text)
     while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
@@ -166,15 +166,15 @@ def _strip(text: str) -> str:
 
 def check_secret(secret: str) -> None:
     """
-    Raises ValueError if the secret cannot sign. A secret is a Standard Webhooks key in base64, shared or private, or
-    any other text.
+    Raises ValueError if the secret cannot sign. A secret is a shared or private Standard Webhooks key in base64, or any
+    other text.
     """
     if not secret.startswith(PRIVATE):
         hmac_key(secret)
         return
     seed, public = ed25519_pair(secret)
     try:
-        # An extra, perhaps missing, and loaded only if such a key is used.
+        # An optional dependency, loaded only when such a key is used.
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
     except ImportError:
         raise ValueError(f"{PRIVATE} needs the cryptography package: pip install 'sweeperd[ed25519]'") from None
@@ -185,9 +185,9 @@ def check_secret(secret: str) -> None:
 def hmac_key(secret: str) -> bytes:
     """
     The key for `webhook-signature`: the decoded base64 after `whsec_`, or the UTF-8 bytes of any other text. The base64
-    may use either alphabet, with padding or without: Cycles generates the URL-safe alphabet, unpadded.
+    may use either alphabet, with or without padding: Cycles generates unpadded URL-safe base64.
 
-    Raises ValueError if the key is empty or no base64.
+    Raises ValueError if the key is empty or malformed.
     """
     key = _decode(secret, SHARED) if secret.startswith(SHARED) else secret.encode()
     if not key:
@@ -197,8 +197,8 @@ def hmac_key(secret: str) -> bytes:
 
 def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
     """
-    The seed of a private key: 32 bytes, in base64 after `whsk_`; and the 32 bytes of the public key after the seed, if
-    present, as in the keys of libsodium. Raises ValueError.
+    The 32-byte seed of a private key, in base64 after `whsk_`, and the 32-byte public key if it follows the seed, as in
+    libsodium's keys. Raises ValueError.
     """
     key = _decode(secret, PRIVATE)
     if len(key) not in (SEED, 2 * SEED):
@@ -221,7 +221,7 @@ def _redis_url(value: SecretStr) -> SecretStr:
 
 def _http_url(value: SecretStr) -> SecretStr:
     if re.search(r"[\s\x00-\x1f\x7f]", value.get_secret_value()):
-        raise ValueError("holds white space or a control character; a space within a URL is written as %20")
+        raise ValueError("holds white space or a control character; write a space within a URL as %20")
     authority = re.split("[/?#]", value.get_secret_value().partition("://")[2])[0]
     redis_url.check_port(authority.rpartition("@")[2])
     try:
@@ -232,10 +232,10 @@ def _http_url(value: SecretStr) -> SecretStr:
     if not usable:
         raise ValueError("not a URL with http:// or https:// and a host")
     if "@" in parts.path or "@" in parts.fragment or parts.netloc.endswith(":"):
-        # The text may be a piece of a password: it would be shown with the path and sent to another host.
+        # The text may be part of a password, which would be shown with the path and sent to another host.
         raise ValueError(
-            "an @ after the host: user and password are written with %2F, %3F, %23 and %40 for `/`, `?`, `#` and `@`, "
-            "and a path with %40"
+            "an @ after the host: in user and password, write `/`, `?`, `#` and `@` as %2F, %3F, %23 and %40; in a "
+            "path, write `@` as %40"
         )
     redis_url.check_host(parts.hostname or "")
     return value
@@ -255,16 +255,16 @@ def _proxy_url(value: SecretStr) -> SecretStr:
 HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
 RedisUrl = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_redis_url)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
-#: The URL may hold a password, so it may stand in a file or in the environment.
+#: The URL may hold a password, so it may be a reference to a file or to the environment.
 OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | None, BeforeValidator(_proxy)]
 
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:
-    """Raises ValueError if the scripts could not run, because their keys would be spread over a Cluster."""
+    """Raises ValueError if the scripts' keys would be spread over the slots of a Cluster, where no script could run."""
     topology = redis_url.parse(url.get_secret_value()).topology
     if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
         raise ValueError(
-            'needs a hash tag, such as "{tenant-a}:", so that all keys lie in one slot of the cluster behind the url'
+            'needs a hash tag, such as "{tenant-a}:", so that all keys are in one slot of the cluster at the url'
         )
 
 
@@ -282,10 +282,10 @@ def host_and_port(listen: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class PemFile:
-    """A file with certificates or a key, and the digest of its content when the settings were read."""
+    """A file with certificates or a key, and the digest of its content when the settings were loaded."""
 
     path: Path
-    #: SHA-256 of the content. A reload compares the digests and so finds a changed file. Empty: the file was not read.
+    #: SHA-256 of the content, by which a reload detects a changed file. Empty if the file was not read.
     digest: str = field(repr=False)
 
     def __str__(self) -> str:
@@ -297,7 +297,7 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
     if value is None or isinstance(value, PemFile):
         return value
     if not isinstance(value, str) or not value:
-        raise ValueError("the path of a PEM file")
+        raise ValueError("must be the path of a PEM file")
     context = info.context or {}
     path = Path(context.get("directory", "."), value)
     if not context.get("secrets", True):
@@ -313,8 +313,8 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
 
 def trusted_bundle(environment: Mapping[str, str]) -> PemFile | None:
     """
-    The CAs, a file or a directory, that requests trusts instead of certifi's because the environment names them. Raises
-    ValueError that begins with the variable's name.
+    The CAs, a file or a directory, that the environment names and that requests trusts instead of certifi's. Raises
+    ValueError with the variable's name first.
     """
     name = next((name for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE") if environment.get(name)), None)
     if name is None:
@@ -337,7 +337,7 @@ OptionalPemFile = Annotated[PemFile | None, BeforeValidator(_pem_file)]
 
 
 class _Encrypted(Exception):
-    """OpenSSL asks for the password of a key. Without a callback that raises, it would ask on the terminal."""
+    """The key has a password. Raised by a callback, because OpenSSL would otherwise prompt on the terminal."""
 
 
 def check_certificates(file: PemFile) -> None:
@@ -351,7 +351,7 @@ def check_certificates(file: PemFile) -> None:
 
 
 def check_key(certificate: PemFile, key: PemFile | None) -> None:
-    """`key` None: the key is in the file of the certificate. Raises ValueError if both do not fit together."""
+    """Without `key`, the certificate's file also holds the key. Raises ValueError if the two don't match."""
     if not certificate.digest:
         return
     place = key or certificate
@@ -370,7 +370,7 @@ def check_key(certificate: PemFile, key: PemFile | None) -> None:
 
 
 def load_pair(context: ssl.SSLContext, certificate: PemFile, key: PemFile | None) -> None:
-    """Have the context answer with this client certificate. Raises ssl.SSLError, OSError."""
+    """Make the context present this client certificate. Raises ssl.SSLError, OSError."""
 
     def refuse() -> str:
         raise _Encrypted

@@ -1,4 +1,4 @@
-"""The settings of webhooks: of each endpoint, and of delivery to all."""
+"""Defines the settings of webhook endpoints and of delivery."""
 
 import re
 from datetime import timedelta
@@ -32,17 +32,16 @@ from sweeperd.config.types import (
     unread,
 )
 
-#: The types of events apart from expiries. Such an event is made only if an endpoint names its type.
+#: The types of operational events, which are created only if an endpoint names them.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
 DELIVERY_FAILED = "system.webhook_delivery_failed"
 ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
 
-#: Headers present in every request; the headers added for an endpoint must not replace them.
+#: Headers of every request, which an endpoint's own headers must not replace.
 _OWN_HEADERS = re.compile(
     r"webhook-.*|x-cycles-.*|x-sweeperd-.*|traceparent|user-agent|content-(type|length)|host", re.IGNORECASE
 )
-#: Headers about the connection, or about how a request is written on the connection: with another value than the real
-#: value, each request fails.
+#: Headers about the connection or the encoding of a request. With a wrong value every request fails.
 _CONNECTION_HEADERS = re.compile(
     r"connection|expect|http2-settings|keep-alive|proxy-connection|te|trailer|transfer-encoding|upgrade", re.IGNORECASE
 )
@@ -72,13 +71,13 @@ def _start(value: object) -> object:
 
 #: An event type (`reservation.expired`) or a category (`reservation`).
 EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
-#: A scope, or the beginning of scopes with `*` at the end.
+#: A scope, or a prefix of scopes followed by `*`.
 ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
-#: The form of an event: sweeperd's own JSON object, or a CloudEvent 1.0 in structured mode.
+#: The format of an event: sweeperd's own JSON object, or a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
-#: The first event for the group of a new endpoint: now, the first event of the stream, or so long ago.
+#: Where the group of a new endpoint starts: now, at the beginning of the stream, or this long ago.
 Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
-#: The cleaned text: each kind of signature reads it in its own way.
+#: The cleaned text, which each kind of signature decodes in its own way.
 WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
 
 
@@ -106,7 +105,7 @@ class EndpointSettings(Section):
 
     @property
     def trusts_the_environment(self) -> bool:
-        """Whether the CAs of the environment, or certifi's, verify the receiver's certificate."""
+        """Whether the CAs of the environment, or certifi's, verify the receiver's certificate. A `ca` replaces both."""
         return self.ca is None and self.url.get_secret_value().lower().startswith("https:")
 
     @field_validator("tenants", "events", "scopes")
@@ -123,15 +122,15 @@ class EndpointSettings(Section):
             if not name:
                 raise ValueError("a header without a name")
             if wrong := _NO_TOKEN.search(name):
-                # Only the character: the name may be a whole line, with the value.
-                raise ValueError(f"{wrong[0]!r} cannot stand in a header's name")
+                # Shows the character only, because the name may be a whole line that includes the value.
+                raise ValueError(f"{wrong[0]!r} is not allowed in a header's name")
             if _OWN_HEADERS.fullmatch(name):
                 raise ValueError(f"{name} is set by sweeperd itself")
             if _CONNECTION_HEADERS.fullmatch(name):
-                raise ValueError(f"{name} is about the connection, which is sweeperd's own")
+                raise ValueError(f"{name} is about the connection, which sweeperd controls")
             text = value.get_secret_value()
             if not re.fullmatch(r"[\t\x20-\x7e\x80-\xff]*", text):
-                raise ValueError(f"the value of {name} cannot stand in a header")
+                raise ValueError(f"the value of {name} is not allowed in a header")
             if text != text.strip(" \t"):
                 raise ValueError(f"the value of {name} begins or ends with a space or a tab")
         return headers
@@ -183,6 +182,6 @@ class WebhooksSettings(Section):
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two endpoints are named {min(twice)}")
         if len(names) > self.concurrency:
-            # Each endpoint has its own senders, so that a slow endpoint does not delay another.
+            # Each endpoint has its own senders, so that a slow endpoint cannot delay another.
             raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
         return self

@@ -69,11 +69,11 @@ DEFAULTS = {
 }
 
 ENDPOINT = '[[webhooks.endpoints]]\nname = "billing"\nurl = "https://billing.example.com/hook"\n'
-DURATION = "a duration is text such as"
+DURATION = "a duration"
 NO_REDIS_URL = "not a URL of Redis"
-BLANK_URL = "holds white space or a control character; a space within a URL is written as %20"
+BLANK_URL = "white space or a control character"
 NO_HTTP_URL = "not a URL with http:// or https:// and a host"
-ASTRAY = "an @ after the host: user and password are written with %2F"
+ASTRAY = "an @ after the host"
 
 
 def flat(section: BaseModel, stem: str = "") -> Iterator[tuple[str, Any]]:

@@ -94,7 +94,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[sweep]\npipeline_depth = 0", "sweep.pipeline_depth", "greater than or equal to 1"),
         ("[sweep]\npipeline_depth_min = 0", "sweep.pipeline_depth_min", "greater than or equal to 1"),
         ("[sweep]\npipeline_depth_min = 51", "sweep", "pipeline_depth_min is greater than pipeline_depth"),
-        ("[sweep]\nbatch_time = '0ms'", "sweep.batch_time", "longer than nothing"),
+        ("[sweep]\nbatch_time = '0ms'", "sweep.batch_time", "longer than 0"),
         ("[sweep]\ninterval = 5", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '5'", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '5 s'", "sweep.interval", DURATION),
@@ -102,7 +102,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[sweep]\ninterval = '0.5s'", "sweep.interval", DURATION),
         ("[sweep]\ninterval = ''", "sweep.interval", DURATION),
         ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than nothing"),
+        ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than 0"),
         ('[cycles]\nevent_ttl = "999ms"', "cycles.event_ttl", "greater than or equal to 1 second"),
         ('[cycles]\ndelivery_ttl = "0s"', "cycles.delivery_ttl", "greater than or equal to 1 second"),
         ("[sweep]\naudit_spread = -0.1", "sweep.audit_spread", "greater than or equal to 0"),
@@ -129,8 +129,8 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[metrics]\ntenant_label = 1", "metrics.tenant_label", "valid boolean"),
         ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
         ("[log]\nformat = 'xml'", "log.format", "must be 'auto', 'text' or 'json'"),
-        ("[reconcile]\ninterval = '0s'", "reconcile.interval", "longer than nothing"),
-        ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration is text"),
+        ("[reconcile]\ninterval = '0s'", "reconcile.interval", "longer than 0"),
+        ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration"),
         ("[reconcile]\nrate = 0", "reconcile.rate", "greater than or equal to 1"),
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
         ("[http]\nlisten = '127.0.0.1:99999'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
@@ -191,10 +191,10 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (
             ENDPOINT + "headers = {'X Y' = ''}",
             "webhooks.endpoints[0].headers",
-            "' ' cannot stand in a header's name",
+            "' ' is not allowed",
         ),
         (ENDPOINT + "headers = {'' = 'x'}", "webhooks.endpoints[0].headers", "a header without a name"),
-        (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y cannot stand in a header"),
+        (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y is not allowed"),
         *(
             (ENDPOINT + f'headers = {{"X-Y" = "{value}"}}', "webhooks.endpoints[0].headers", "X-Y begins or ends with")
             for value in (" a", "a ", "\\ta", "a\\t", " ")

@@ -271,7 +271,7 @@ class Faults:
         self._book.disturb("canary", seconds + 5 + IN_HAND)
 
         def end() -> None:
-            if simulation.settings is before and self._random.random() < 0.5:
+            if simulation.settings is before and not self._over and self._random.random() < 0.5:
                 self.reload()
             else:
                 self._reload_one(replica)

@@ -1,17 +1,16 @@
 """
-The connections of a shard: to one server, to the primary that Sentinel names, or to the owner of a slot in a Cluster.
+Connects a shard to one server, to the primary that Sentinel names, or to the owner of a slot in a Cluster.
 
-All keys of a shard lie in one slot, so the client of a slot is simpler than a client of a whole Cluster, and more
-exact. The client connects to the owner of the slot. If a connection fails or a node names another owner, the client
-asks again for the owner. A command is sent again only if a node has refused to run the command (MOVED, ASK), so every
-command runs once. redis-py's own RedisCluster sends commands again after a connection failed, when the commands may
-have been run.
+All keys of a shard are in one slot, so the client of a slot is simpler than a client of a whole Cluster, and more
+exact. It connects to the owner of the slot, and looks the owner up again when a connection fails or a node names
+another one. It resends a command only if a node has refused it (MOVED, ASK), so every command runs once. redis-py's
+own RedisCluster also resends commands after a failed connection, when they may already have run.
 
-While a slot moves from one node to another, key by key, the keys are in two places. A command on one key is run on the
-key's node. If a script on several keys meets some here and some there, Redis refuses the script with TRYAGAIN, or with
-ASK: the other node has to be asked. We ask there for scripts on a single key only. With ASKING, a key that has not come
-over yet looks like a missing key, and expire.lua finds the budgets by itself: the script would take such budgets for
-closed, and never give back the reserved amounts. So such a script waits until the slot has moved.
+While a slot migrates from one node to another, key by key, its keys are in two places. A command on one key runs on the
+key's node. When a script's keys are on both nodes, Redis refuses the script with TRYAGAIN, or with ASK to redirect it
+to the other node. We follow ASK only for scripts on a single key. After ASKING, a key that hasn't arrived yet looks
+missing. expire.lua looks up the budgets itself: it would take such budgets for closed, and never release their reserved
+amounts. Such a script therefore waits until the slot has migrated.
 """
 
 import contextlib
@@ -35,25 +34,25 @@ from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
 from sweeperd.redis_url import Address, Node, Topology
 
-#: What a connection says of the library, once for all: redis-py would search the installed packages at each connection,
-#: which takes a millisecond. Older versions have no such option.
+#: The library name and version that a connection reports. Computed once, because redis-py would search the installed
+#: packages for each connection, which takes a millisecond. Older versions lack this option.
 _DRIVER: dict[str, Any] = {}
 with contextlib.suppress(ImportError):
     from redis.driver_info import DriverInfo
 
     _DRIVER["driver_info"] = DriverInfo(lib_version=redis.__version__)
 
-#: How often one command may be redirected before the next tick has to try.
+#: How many times one command is redirected before it is left to the next tick.
 REDIRECTS = 5
 _SCRIPTS = ("EVAL", "EVALSHA")
-#: If a node does not own the slot any more, the node still answers TIME, but refuses this script.
+#: A node that no longer owns the slot still answers TIME, but refuses this script.
 TIME_SCRIPT = "return redis.call('TIME')"
 
 
 def client_options(*, connect_timeout: float, socket_timeout: float, connections: int) -> dict[str, Any]:
     """
-    The options of both clients below, under redis-py's names. A client opens a connection when needed, and has at most
-    `connections` of them; one more is an error. `max_connections` in the URL overrides `connections`.
+    The options of both clients below, under redis-py's names. A client opens connections on demand, up to
+    `connections`; one more is an error. `max_connections` in the URL overrides `connections`.
     """
     return {
         "protocol": 2,
@@ -67,9 +66,9 @@ def client_options(*, connect_timeout: float, socket_timeout: float, connections
 
 def interruptible() -> dict[str, Any]:
     """
-    The option of a client whose calls a signal handler may interrupt with an exception: requests are packed in Python.
-    An exception inside hiredis' `pack_command` sometimes crashes the process. Packing in Python adds 9 µs to a reserve
-    with four scopes, 3 % of its CPU time.
+    The option of a client whose calls a signal handler may interrupt with an exception. It packs requests in Python,
+    because an exception inside hiredis' `pack_command` sometimes crashes the process. Packing in Python adds 9 µs to a
+    reserve with four scopes, 3 % of its CPU time.
     """
     return {"command_packer": PythonRespSerializer(6000, redis.ConnectionPool().get_encoder().encode)}
 
@@ -78,8 +77,8 @@ def connect(
     address: Address, url: str, key: bytes, options: Mapping[str, Any], on_connect: Callable[[Any], None]
 ) -> redis.Redis:
     """
-    The client of a shard. `key` is any key of the shard and selects the slot of a Cluster. `on_connect` gets each new
-    connection in place of the connection's own `on_connect`, and must call it.
+    The client of a shard. `key` is any key of the shard, and selects the slot of a Cluster. `on_connect` replaces the
+    `on_connect` of each new connection, and must call it.
     """
     ours: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "redis_connect_func": on_connect}
     kind = SSLConnection if address.tls else Connection
@@ -116,21 +115,21 @@ def connect_async(
 
 
 def sentinels_of(client: "redis.Redis | AsyncRedis") -> list[Any]:
-    """The clients of the sentinels that this client asks for the primary; the client does not close them."""
+    """The clients of the sentinels that this client queries for the primary. The caller has to close them."""
     manager = getattr(client.connection_pool, "sentinel_manager", None)
     return [] if manager is None else list(manager.sentinels)
 
 
 def _entered(connection: Any) -> Any:
-    """Note on a connection from the pool which exception its user is handling already."""
+    """Note on a pooled connection which exception its user is already handling."""
     connection.handled_before = id(sys.exc_info()[1])
     return connection
 
 
 def _was_interrupted(connection: Any) -> bool:
     """
-    True if the use of the connection ends in an exception other than an error reply. Replies may be left on such a
-    connection, and the next command would take one of them for its own.
+    Whether the use of the connection ended in an exception other than an error reply. Such a connection may have unread
+    replies, and the next command would take one of them for its own.
     """
     before, connection.handled_before = getattr(connection, "handled_before", id(None)), id(None)
     error = sys.exc_info()[1]
@@ -138,7 +137,7 @@ def _was_interrupted(connection: Any) -> bool:
 
 
 class _Interruptible:
-    """A pool that closes a connection whose use was interrupted."""
+    """A pool that closes connections whose use was interrupted."""
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
         """A connection without unread replies."""
@@ -182,14 +181,14 @@ class _AsyncSentinelPool(_AsyncInterruptible, redis.asyncio.sentinel.SentinelCon
 
 
 class _Search:
-    """The sentinels. If a sentinel refuses to answer, the next is asked; the errors are fit to be read."""
+    """Queries the sentinels one after the other until one answers, and raises readable errors."""
 
     sentinels: list[Any]
 
     def _search(self, service_name: str) -> Generator[Any, Any, tuple[str, int]]:
         """
-        Yields the sentinels to ask, the last successful one first, and is sent the masters that each knows, or its
-        error. Returns the primary. Raises redis.ConnectionError.
+        Yields the sentinels to query, the last successful one first, and is sent each one's masters or its error.
+        Returns the primary. Raises redis.ConnectionError.
         """
         problems = []
         for sentinel in list(self.sentinels):
@@ -242,18 +241,18 @@ class _AsyncSentinels(_Search, redis.asyncio.sentinel.Sentinel):
 
 
 class SlotOwner:
-    """The owner of the prefix's slot: asked for if unknown, and believed until a node says otherwise."""
+    """The owner of the prefix's slot: looked up if unknown, and cached until a node names another."""
 
     def __init__(
         self, seeds: Sequence[Node], key: bytes, connection_class: type[Connection], options: Mapping[str, Any]
     ) -> None:
-        #: A name in the slot. Every key of the shard has the same hash tag in its prefix, so any name will do.
+        #: Any name in the slot: all keys of the shard have the same hash tag in their prefix.
         self.key = key
         self.slot = key_slot(self.key)
         self.connection_class = connection_class
         self.options = dict(options)
         self._seeds = list(seeds)
-        #: The nodes to ask, in this order.
+        #: The nodes to query, in this order.
         self._nodes = list(seeds)
         self._owner: Node | None = None
         self._lock = threading.Lock()
@@ -265,13 +264,13 @@ class SlotOwner:
         return known or self._ask(nodes)
 
     def moved(self, error: MovedError, asked: Node) -> None:
-        """Take in the owner named by a node."""
+        """Adopt the owner that a node has named."""
         with self._lock:
-            # Without a host the error means the node that was asked.
+            # Without a host the error means the queried node.
             self._owner = (error.host or asked[0], error.port)
 
     def doubt(self, node: Node) -> None:
-        """This node does not answer, or cannot serve the slot: ask again, and another node first."""
+        """This node doesn't respond or cannot serve the slot: look the owner up again, from another node first."""
         with self._lock:
             if self._owner == node:
                 self._owner = None
@@ -279,7 +278,7 @@ class SlotOwner:
             self._nodes.sort(key=lambda other: other == node)
 
     def client(self, node: Node) -> redis.Redis:
-        """A client to one node, for a question or two."""
+        """A short-lived client to one node."""
         host, port = node
         pool = _Pool(connection_class=self.connection_class, host=host, port=port, **self.options)
         return redis.Redis.from_pool(pool)
@@ -289,7 +288,7 @@ class SlotOwner:
         for node in nodes:
             try:
                 with self.client(node) as client:
-                    # As two words, so that the answer comes unchanged from the server.
+                    # As two words, so that redis-py returns the raw reply.
                     rows = client.execute_command("CLUSTER", "SLOTS")
             except redis.RedisError as error:
                 problems.append(f"{node[0]}:{node[1]}: {error}")
@@ -305,7 +304,7 @@ class SlotOwner:
                 problems.append(f"{node[0]}:{node[1]} knows of no owner of slot {self.slot}")
                 continue
             with self._lock:
-                # The seeds stay: in the course of time, all nodes of a Cluster may be exchanged.
+                # The seeds stay, because all other nodes of a Cluster may be replaced over time.
                 self._nodes = list(dict.fromkeys([node, *others, *self._seeds]))
                 self._owner = owner
             return owner
@@ -315,15 +314,15 @@ class SlotOwner:
 
 
 class _ToOwner:
-    """A connection to the node that owns the slot at the moment of connecting."""
+    """A connection to the node that owns the slot when it connects."""
 
     def __init__(self, slot: SlotOwner, **options: Any) -> None:
         self._slot = slot
         super().__init__(**options)
 
     def connect(self) -> None:
-        """Connect, if not connected yet."""
-        if not getattr(self, "_sock", None):  # redis-py 6 has no other way to know
+        """Connect unless already connected."""
+        if not getattr(self, "_sock", None):  # redis-py 6 offers no other way to find out
             self.host, self.port = self._slot.find()
         try:
             super().connect()  # type: ignore[misc]
@@ -333,7 +332,7 @@ class _ToOwner:
 
 
 class ClusterClient(redis.Redis):
-    """A client of the owner of the slot. Every command, alone or in a pipeline, is sent in a ClusterPipeline."""
+    """A client of the slot's owner. Sends every command, alone or in a pipeline, in a ClusterPipeline."""
 
     slot: SlotOwner
 
@@ -347,7 +346,7 @@ class ClusterClient(redis.Redis):
         return client
 
     def pipeline(self, transaction: bool = True, shard_hint: str | None = None) -> "ClusterPipeline":
-        """A pipeline whose commands go to the slot's node, each by itself: there are no transactions."""
+        """A pipeline that sends its commands to the slot's node one by one, without a transaction."""
         if transaction:
             raise NotImplementedError("a redirected part of a transaction cannot be sent again")
         return ClusterPipeline(self, shard_hint)
@@ -362,20 +361,20 @@ class ClusterClient(redis.Redis):
         return reply
 
     def time(self) -> tuple[int, int]:  # type: ignore[override]
-        """TIME of the node that owns the slot, and of no other."""
+        """TIME of the node that owns the slot."""
         seconds, micros = self.execute_command("EVAL", TIME_SCRIPT, 1, self.slot.key)
         return int(seconds), int(micros)
 
 
 class ClusterPipeline(Pipeline):
-    """If a node refused a command because the slot is elsewhere, the command was not run and is sent again, there."""
+    """Redirects commands that a node refused because the slot is elsewhere. Such a command hasn't run yet."""
 
     def __init__(self, client: ClusterClient, shard_hint: str | None = None) -> None:
         super().__init__(client.connection_pool, client.response_callbacks, False, shard_hint)
         self._slot = client.slot
 
     def execute(self, raise_on_error: bool = True) -> list[Any]:
-        """Run all commands. Raises redis.RedisError if a connection fails: how many ran by then is unknown."""
+        """Run all commands. Raises redis.RedisError if a connection fails; any number of them may then have run."""
         commands = list(self.command_stack)
         replies = self._run(commands)
         for _ in range(REDIRECTS):
@@ -396,7 +395,7 @@ class ClusterPipeline(Pipeline):
         return replies
 
     def _run(self, commands: Sequence[Any]) -> list[Any]:
-        """Send to the owner, and learn from the replies who the owner is."""
+        """Send to the owner, and update the owner from the replies."""
         self.command_stack = list(commands)
         asked = self._slot.find()
         replies = super().execute(raise_on_error=False)
@@ -407,13 +406,13 @@ class ClusterPipeline(Pipeline):
                 self._slot.doubt(asked)
             else:
                 continue
-            # The connections of other threads get the same answer to their own next command.
+            # Connections of other threads get the same reply to their next command.
             self.connection_pool.disconnect(inuse_connections=False)
             break
         return replies
 
     def _ask(self, node: Node, commands: Sequence[Any]) -> list[Any]:
-        """Send to the node that the slot is moving to. ASKING lets the node serve the one command after ASKING."""
+        """Send to the node that the slot migrates to. ASKING lets that node serve the next command."""
         with self._slot.client(node) as client:
             client.response_callbacks.update(self.response_callbacks)
             pipeline = client.pipeline(transaction=False)
@@ -424,7 +423,7 @@ class ClusterPipeline(Pipeline):
 
 
 def _redirected(commands: Sequence[Any], replies: Sequence[Any]) -> list[int]:
-    """The commands to send again, by position, with their WAIT: it speaks of the writes on its own connection."""
+    """The positions of the commands to resend, with their WAIT, which covers the writes on its own connection only."""
     wanted: list[int] = []
     for position, ((args, _), reply) in enumerate(zip(commands, replies, strict=True)):
         redirected = isinstance(reply, MovedError) or (isinstance(reply, AskError) and _may_ask(args))
@@ -438,15 +437,15 @@ def _may_ask(args: Sequence[Any]) -> bool:
 
 
 def _settled(command: Any, reply: Any) -> Any:
-    """If a redirection was not followed, it is trouble of the server, and passes."""
+    """Turns a redirection that was not followed into temporary server trouble."""
     if isinstance(reply, AskError):
         args, _ = command
-        why = "its slot moves again and again" if _may_ask(args) else "it waits until its slot has moved"
+        why = "its slot keeps moving" if _may_ask(args) else "it waits until its slot has moved"
         return TryAgainError(f"{args[0]}: {why}: slot {reply.slot_id}, {reply.host}:{reply.port}")
     return reply
 
 
 def _host(told: bytes | str | None) -> str:
-    """If a node does not know its own name, it says nothing, `?`, or the empty text."""
+    """The host that a node reports; empty if the node doesn't know its own name (none, `?` or empty text)."""
     host = told.decode() if isinstance(told, bytes) else told or ""
     return "" if host == "?" else host

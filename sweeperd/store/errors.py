@@ -1,4 +1,4 @@
-"""The subject of an error of Redis: the server as a whole, the user's rights, or a command."""
+"""Classifies Redis errors: server trouble, missing right, refused command."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
-#: A reply of one of these kinds is about the server, not about the command.
+#: Errors about the server instead of the command.
 SERVER_TROUBLE = (
     redis.ConnectionError,
     redis.TimeoutError,
@@ -25,9 +25,9 @@ SERVER_TROUBLE = (
     ReadOnlyError,
     TryAgainError,
 )
-#: The same, if redis-py has no class for the error, or if the server wraps the error of a script in another error.
-#: The server became a replica, lost its primary or too many replicas, has given away the slot, or a part of it, to
-#: another node, cannot write its snapshot to disk, or is busy with a script of another client.
+#: The same for errors without a class in redis-py, and for a script's errors that the server wraps in another error.
+#: The server became a replica, lost its primary or too many replicas, gave the slot or a part of it to another node,
+#: cannot write its snapshot to disk, or is busy with another client's script.
 _TROUBLE_CODES = (
     "READONLY",
     "MASTERDOWN",
@@ -38,33 +38,32 @@ _TROUBLE_CODES = (
     "access a non local key in a cluster node",
     "while the cluster is down",
 )
-#: An error raised by Lua names its line without an `@`; an error of a command in the script, with an `@`.
+#: An error raised by Lua names its line without an `@`. An error of a command in the script has an `@`.
 _SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:")
-#: The error for a script if the user lacks a right: by Redis to 7.0, and by Redis 7.2 and newer and Valkey.
+#: A script's error if the user lacks a right: from Redis up to 7.0, and from Redis 7.2 and newer and Valkey.
 _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")
-#: The error if the server does not have a command, because the command was renamed: to a client and to a script of
-#: Valkey, to a script of Redis, and to a script that asks for the right.
+#: The error if the server doesn't have a command, because it was renamed: for a client and for a Valkey script, for a
+#: Redis script, and for a script that checks its right.
 _UNKNOWN_TEXTS = ("nknown command", "nknown Redis command", "Invalid command passed to")
-#: The user's rights do not suffice. Rights may end at some keys, so a refused entry says nothing of others.
+#: The user lacks a right. Rights may depend on the key, so one refused entry says nothing about others.
 REFUSED = (AuthorizationError, NoPermissionError)
 
 
 def is_server_trouble(error: Any) -> bool:
-    """True if the error is about the server as a whole. Redis 6.2 wraps errors in a script: `ERR ... -READONLY`."""
+    """Whether the error is about the server as a whole. Redis 6.2 wraps a script's errors: `ERR ... -READONLY`."""
     return isinstance(error, SERVER_TROUBLE) or (
         isinstance(error, redis.ResponseError) and any(code in str(error) for code in _TROUBLE_CODES)
     )
 
 
 def is_demoted(error: Any) -> bool:
-    """True if the server was a primary and is a replica now."""
+    """Whether the server was a primary and is now a replica."""
     return isinstance(error, ReadOnlyError) or (isinstance(error, redis.ResponseError) and "READONLY" in str(error))
 
 
 def is_refused(error: Any) -> bool:
     """
-    True if the user may not run the command, or the server has no command of this name. An error in a script comes
-    as another error.
+    Whether the user may not run the command, or the server doesn't have it. A script reports both as another error.
     """
     return isinstance(error, REFUSED) or (
         isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS + _UNKNOWN_TEXTS)
@@ -72,35 +71,35 @@ def is_refused(error: Any) -> bool:
 
 
 def is_unknown_command(error: Any) -> bool:
-    """True if the server has no command of this name: it was renamed. Such an error is a refusal too."""
+    """Whether the server doesn't have the command, because it was renamed. Also counts as refused."""
     return isinstance(error, redis.ResponseError) and any(text in str(error) for text in _UNKNOWN_TEXTS)
 
 
 def is_script_fault(error: Any) -> bool:
-    """True if a script itself failed: it does not compile here, or it raised. False for an error of a command in it."""
+    """Whether a script itself failed: it didn't compile, or it raised. False for an error of a command in it."""
     return isinstance(error, redis.ResponseError) and _SCRIPT_FAULT.search(str(error)) is not None
 
 
 def is_full(error: Any) -> bool:
-    """True if Redis refused the command because Redis is at maxmemory."""
+    """Whether Redis refused the command because it is at maxmemory."""
     return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
 
 
 def is_wrong_type(error: redis.ResponseError) -> bool:
-    """True if the command was refused because the key holds a value of another type."""
+    """Whether the command was refused because the key has another type."""
     return "WRONGTYPE" in str(error)
 
 
 def is_missing_key(error: redis.ResponseError) -> bool:
-    """True if the command was refused because the key does not exist."""
+    """Whether the command was refused because the key doesn't exist."""
     return "no such key" in str(error)
 
 
 def is_missing_group(error: BaseException) -> bool:
-    """True if the command was refused because the consumer group, or the stream, does not exist."""
+    """Whether the command was refused because the consumer group or the stream doesn't exist."""
     return isinstance(error, redis.ResponseError) and "NOGROUP" in str(error)
 
 
 def describe(error: BaseException) -> str:
-    """One line about an error of Redis."""
+    """A Redis error in one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,16 +1,16 @@
-"""The names of all keys, built from the prefix, and nowhere else."""
+"""Builds the names of all keys from the prefix."""
 
 
 class Keys:
-    """Every key name, built from the prefix; no other module holds a key name."""
+    """Every key name, built from the prefix. No other module holds a key name."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix.encode()
         #: ZSET: bare reservation id -> expires_at, ms.
         self.reservation_index = self.prefix + b"reservation:ttl"
-        #: The start of the name of a budget's HASH, before `<scope>:<unit>`.
+        #: The prefix of the name of a budget's HASH, before `<scope>:<unit>`.
         self.budget_stem = self.prefix + b"budget:"
-        #: The start of the name of each of the ledger's records.
+        #: The prefix of the names of the ledger's records.
         self.idempotency_stem = self.prefix + b"idem:"
         #: STREAM: one entry for each expiry; the outbox.
         self.events = self.prefix + b"sweeperd:events"
@@ -18,27 +18,27 @@ class Keys:
         self.dead_letters = self.prefix + b"sweeperd:dead-letters"
         #: ZSET: bare id -> ms when the reservation was set aside.
         self.quarantine = self.prefix + b"sweeperd:quarantine"
-        #: HASH: endpoint name -> the state that all replicas must know, JSON.
+        #: HASH: endpoint name -> the state that all replicas share, JSON.
         self.endpoints = self.prefix + b"sweeperd:endpoints"
-        #: HASH: consumer group -> its note, JSON: when the group was made and its position; of a replay the span.
+        #: HASH: consumer group -> its note, JSON: when the group was created and its position; for a replay, the span.
         self.groups = self.prefix + b"sweeperd:groups"
-        #: HASH: endpoint with a `max_rate` -> when the bucket of requests will be full again, µs.
+        #: HASH: endpoint with a `max_rate` -> when its token bucket will be full again, µs.
         self.pace = self.prefix + b"sweeperd:pace"
-        #: HASH: endpoint@process -> the circuit of that process, JSON; endpoint -> when an operator closed it, ms.
+        #: HASH: endpoint@process -> that process's circuit, JSON; endpoint -> when an operator closed it, ms.
         self.circuits = self.prefix + b"sweeperd:circuits"
         #: HASH: daemon -> last heartbeat, whether the daemon sweeps, whether it delivers; JSON.
         self.processes = self.prefix + b"sweeperd:processes"
         #: HASH: the filters of each process that delivers, by endpoint, JSON; when it was last heard; their version.
         self.filters = self.prefix + b"sweeperd:filters"
-        #: HASH: the last tick, by whom, and how many entries have expired in all.
+        #: HASH: the last tick, its process, and the total number of expired entries.
         self.ticks = self.prefix + b"sweeperd:ticks"
         #: HASH: `last`: when the daemon's last walk ended and the counts, `report`: all findings; JSON.
         self.reconcile = self.prefix + b"sweeperd:reconcile"
         #: STREAM, bounded: what operators did.
         self.actions = self.prefix + b"sweeperd:actions"
-        #: HASH: action of operators -> how often done.
+        #: HASH: operators' action -> how many times it was done.
         self.action_counts = self.prefix + b"sweeperd:action-counts"
-        #: HASH: tenant -> the count of expiries in this window, and the usual count.
+        #: HASH: tenant -> its expiries in this window, and the usual number.
         self.expiry_rates = self.prefix + b"sweeperd:rates"
         #: HASH: the oldest pending delivery of Cycles, since when it is the oldest, and since when events wait; ms.
         self.relay = self.prefix + b"sweeperd:relay"
@@ -56,12 +56,12 @@ class Keys:
         return self.budget_stem + scope + b":" + unit
 
     def tenant(self, tenant: bytes) -> bytes:
-        """STRING: a tenant's record, JSON. The service that administers tenants writes it."""
+        """STRING: a tenant's record, JSON, written by the service that administers tenants."""
         return self.prefix + b"tenant:" + tenant
 
     def idempotency(self, tenant: bytes, operation: str, key: bytes) -> bytes:
         """STRING: the ledger's answer to this operation under this idempotency key."""
-        # Tenants and keys may hold colons. With the tenant's length in the name, no two pairs make the same name.
+        # Tenants and keys may hold colons. The tenant's length keeps the names of all pairs distinct.
         return self.idempotency_stem + b"%b:%d:%b:%b" % (operation.encode(), len(tenant), tenant, key)
 
     def kind_index(self, name: str) -> bytes:
@@ -69,12 +69,12 @@ class Keys:
         return self.prefix + name.encode()
 
     def kind_entry(self, template: tuple[str, str], entry: bytes) -> bytes:
-        """HASH: one entry of one of `[[kinds]]`. `template`: the text before and after the id."""
+        """HASH: an entry of one of `[[kinds]]`. `template`: the text before and after the id."""
         before, after = template
         return self.prefix + before.encode() + entry + after.encode()
 
     def kind_ticks(self, kind: str) -> bytes:
-        """HASH: as `ticks`, of one of `[[kinds]]`."""
+        """HASH: like `ticks`, for one of `[[kinds]]`."""
         return self.ticks + b":" + kind.encode()
 
     def kind_protected(self, kind: str) -> bytes:
@@ -90,7 +90,7 @@ class Keys:
         return self.prefix + b"sweeperd:attempts:" + endpoint.encode()
 
     def lease(self, job: str) -> bytes:
-        """STRING: the token of the process that does this job now."""
+        """STRING: the token of the process that holds the lease of this job."""
         return self.prefix + b"sweeperd:lease:" + job.encode()
 
 
@@ -107,7 +107,7 @@ class CyclesKeys:
         self.all_subscriptions = self.subscriptions(b"_all")
         #: SET: the ids of all tenants of the installation.
         self.tenants = self._prefix + b"tenants"
-        #: LIST: ids of pending deliveries; the dispatcher takes them from the right.
+        #: LIST: ids of pending deliveries; the dispatcher pops from the right.
         self.dispatch = self._prefix + b"dispatch:pending"
 
     def event(self, event_id: str) -> bytes:
@@ -131,11 +131,11 @@ class CyclesKeys:
         return self._prefix + b"delivery:" + delivery_id.encode()
 
     def deliveries(self, subscription_id: str) -> bytes:
-        """ZSET: id of a subscription's delivery -> when the delivery was made, ms."""
+        """ZSET: id of a subscription's delivery -> when it was created, ms."""
         return self._prefix + b"deliveries:" + subscription_id.encode()
 
     def created_index(self, tenant: bytes) -> bytes:
-        """ZSET: id of a tenant's reservation -> when the reservation was made, ms. Sorted lists are read from it."""
+        """ZSET: id of a tenant's reservation -> when it was created, ms. Sorted lists are read from it."""
         return self._prefix + b"reservation:idx:" + tenant + b":created_at_ms"
 
     def created_metadata(self, tenant: bytes) -> bytes:
@@ -143,5 +143,5 @@ class CyclesKeys:
         return self._prefix + b"reservation:idxmeta:" + tenant + b":created_at_ms"
 
     def idempotency(self, tenant: bytes, operation: bytes, key: bytes) -> bytes:
-        """STRING: the record of the service for this operation under this idempotency key."""
+        """STRING: the service's record for this operation under this idempotency key."""
         return self._prefix + b"idem:%b:%b:%b" % (tenant, operation, key)

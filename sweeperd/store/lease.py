@@ -1,9 +1,8 @@
 """
-Leases: which of several processes does a job now, and the name of this process in them. A lease saves work. Correctness
-rests on the lease only if the script that writes compares the lease's token.
+Leases: elect the one process that does a job. A lease only saves work. Correctness may rely on it only if the script
+that writes compares its token.
 
-A lease vouches for a job that moves: it ends `ttl` after the last progress of the job, so a process that hangs is
-replaced.
+A lease expires `ttl` after the job's last progress, so that a hanging process is replaced.
 """
 
 import contextlib
@@ -29,30 +28,30 @@ from sweeperd.text import decode
 
 #: The token of the lease of the Cycles services: the same for all replicas, so that each can renew another's lease.
 CYCLES_TOKEN = "sweeperd"  # noqa: S105 - no secret
-#: The text after the process's name in a token: 16 hex digits, and how long the lease lasts at most, ms.
+#: The text after the process's name in a token: 16 hex digits, and the longest TTL of the lease, ms.
 _UNIQUE = re.compile("-[0-9a-f]{16}(:[0-9]+)?$")
-#: The longest wait at the end of the job for a running renewal, seconds. A renewal that lasts longer does no harm.
+#: How long the end of a job waits for a running renewal, seconds. A slower renewal does no harm.
 LAST_RENEWAL = 1.0
-#: For this part of `linger` a lease that was left to lapse is taken for held without a command.
+#: For this share of `linger`, a lease that was left to lapse counts as held without a command.
 KEPT = 0.4
 
 
 @functools.cache
 def process_name() -> str:
     """
-    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the network of their host have the host's
-    name, and each of them may have the process id 1.
+    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the host's network share its name, and
+    each of them may have the process id 1.
     """
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
 def holder(shard: Shard, job: str) -> str:
-    """The process that does the job just now; empty if there is none. Raises redis.RedisError."""
+    """The process that holds the lease of the job; empty if there is none. Raises redis.RedisError."""
     try:
         token = shard.client.get(shard.keys.lease(job))
     except redis.ResponseError as error:
         if is_wrong_type(error):
-            return ""  # the key is no lease
+            return ""  # the key is not a lease
         raise
     return _UNIQUE.sub("", decode(token)) if isinstance(token, bytes) else ""
 
@@ -60,13 +59,13 @@ def holder(shard: Shard, job: str) -> str:
 class Lease:
     """
     `sweeperd:lease:<job>`: held and renewed while the job runs and makes progress, released when the job ends. If a
-    holder dies or hangs, another process can take the lease when `ttl` is over.
+    holder dies or hangs, another process can take the lease after `ttl`.
 
-    With `linger` a job that is done again and again may keep the lease in between: after `leave_to_lapse` the end of
-    the job does not release the lease, and if the job does not begin anew within `linger`, the lease runs out.
+    With `linger`, a recurring job may keep its lease between runs: after `leave_to_lapse` the end of the job doesn't
+    release it, and it expires unless the job starts again within `linger`.
 
-    `on_lost` is called once for each time that the lease is gone while the job runs: the lease was deleted, another
-    process has it, or it ran out because this process or its Redis stood still.
+    `on_lost` is called each time the lease is lost while the job runs: it was deleted, another process holds it, or it
+    expired because this process or its Redis stalled.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Lease:
         linger: timedelta | None = None,
     ) -> None:
         self._linger_ms = milliseconds(linger or ttl)
-        #: When the lease got its last TTL, if this is `linger` (monotonic), and whether the end of the job leaves it.
+        #: When the lease was last set to expire after `linger` (monotonic), and whether the end of the job leaves it.
         self._lingers_from, self._left = -math.inf, False
         self._client = shard.client
         self._name = f"lease-{job}-{shard.name}"
@@ -86,7 +85,7 @@ class Lease:
         self._ttl = ttl.total_seconds()
         self._ttl_ms = milliseconds(ttl)
         self._on_lost = on_lost
-        # Operators read the token: it names the holder of the lease. Other processes judge the lease by its length.
+        # The token tells operators the holder of the lease, and other processes its TTL.
         self._token = f"{process_name()}-{secrets.token_hex(8)}:{self._ttl_ms}"
         self._others_ttl_ms = self._ttl_ms
         self._renew = Script("lease/renew")
@@ -96,19 +95,18 @@ class Lease:
     @property
     def token(self) -> str | None:
         """
-        The value of the key since the last `acquire`; None if Redis was full. A script that compares the two writes
-        only while the lease lasts.
+        The value of the key since the last `acquire`; None if Redis was full. A script that compares the token with the
+        key writes only while the lease is held.
         """
         return self._token if self._owned else None
 
     def acquire(self, *, briefly: bool = False) -> bool:
         """
-        Take the lease, or keep a lease that could not be released. True too if Redis is full and refuses the lease: the
-        sweep frees memory, so the sweep goes on without a lease. False if the key holds no token but another type of
-        value. Raises redis.RedisError.
+        Take the lease, or keep one that could not be released. Also True if Redis is full and refuses the lease: the
+        sweep frees memory, so it continues without a lease. False if the key has another type. Raises redis.RedisError.
 
-        `briefly`: for a job that will end soon. The lease lasts for `linger` at first, so `leave_to_lapse` needs no
-        command at the end; and if the lease still lingers, no command is needed now either.
+        `briefly`: for a job that will end soon. The lease first gets the TTL `linger`, so `leave_to_lapse` needs no
+        command at the end. While the lease still lingers, no command is needed now either.
         """
         now = time.monotonic()
         if briefly and self._left and now - self._lingers_from < KEPT * self._linger_ms / 1000:
@@ -116,7 +114,7 @@ class Lease:
         self._lingers_from, self._left = now if briefly else -math.inf, False
         ttl_ms = self._linger_ms if briefly else self._ttl_ms
         try:
-            # A lease of this process's own may run out between the first two.
+            # This process's own lease may expire between the first two.
             self._owned = self._take(ttl_ms) or self._extend(ttl_ms) or self._take(ttl_ms)
         except redis.ResponseError as error:
             if is_wrong_type(error):
@@ -130,11 +128,11 @@ class Lease:
 
     @property
     def holder_ttl(self) -> timedelta:
-        """How long the lease of another process lasts, as that process has stored; else the TTL of this process."""
+        """The TTL of another process's lease, as stored by that process; else this process's TTL."""
         return timedelta(milliseconds=self._others_ttl_ms)
 
     def adopt(self, before: "Lease") -> None:
-        """Go on with the lease of the daemon before a reload, unless the TTL has changed."""
+        """Continue the lease of the daemon before a reload, unless the TTL has changed."""
         if before._ttl_ms != self._ttl_ms:
             return
         self._token, self._owned = before._token, before._owned
@@ -142,10 +140,10 @@ class Lease:
         before._left = False
 
     def close(self) -> None:
-        """Release a lease that was left to lapse, unless another daemon goes on with the lease."""
+        """Release a lease that was left to lapse, unless another daemon has adopted it."""
         if self._left:
             self._left = False
-            with contextlib.suppress(redis.RedisError):  # the lease runs out by itself
+            with contextlib.suppress(redis.RedisError):  # the lease expires by itself
                 self.release()
 
     def is_of_another(self, token: bytes | None) -> bool:
@@ -153,32 +151,32 @@ class Lease:
         return token is not None and token != self._token.encode()
 
     def leave_to_lapse(self) -> None:
-        """During the job: at the end the lease is not released. Only with `linger`."""
+        """Keep the lease at the end of the running job. Only with `linger`."""
         self._left = self._owned
 
     def runs_out(self) -> bool:
-        """True if the key has a TTL, so that the lease ends by itself. Raises redis.RedisError."""
+        """Whether the key has a TTL, so that the lease expires by itself. Raises redis.RedisError."""
         return int(self._client.pttl(self._key)) >= 0
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[threading.Event]:
         """
-        Renew the acquired lease while the block lasts and makes progress, and then release the lease. Yields an event,
-        set once the lease is lost.
+        Renew the acquired lease while the block runs and makes progress, then release it. Yields an event that is set
+        when the lease is lost.
 
-        A separate thread renews, so that the lease lasts however long a round trip of the job takes.
+        A separate thread renews, so that no round trip of the job is too long for the lease.
         """
         lost, ended = threading.Event(), threading.Event()
         self._left = False
         if not self._owned:
-            yield lost  # if Redis is full, there is nothing to keep, and nothing to lose
+            yield lost  # Redis is full: there is no lease to renew or lose
             return
         with working() as job:
             renewals = threading.Thread(target=self._keep, args=(job, lost, ended), name=self._name, daemon=True)
             try:
                 renewals.start()
             except RuntimeError:
-                # The system gives no more threads. Another replica may have some.
+                # The system is out of threads. Another replica may have some.
                 with contextlib.suppress(redis.RedisError):
                     self.release()
                 raise
@@ -188,7 +186,7 @@ class Lease:
                 self._end(renewals, lost, ended)
 
     def release(self) -> bool:
-        """Let go of the lease. Returns True if the lease was still held. Raises redis.RedisError."""
+        """Release the lease. Returns True if it was still held. Raises redis.RedisError."""
         return bool(self._release.run(self._client, Call([self._key], [self._token])))
 
     def _end(self, renewals: threading.Thread, lost: threading.Event, ended: threading.Event) -> None:
@@ -196,7 +194,7 @@ class Lease:
         ended.set()
         renewals.join(LAST_RENEWAL)
         self._left = self._left and not lost.is_set()
-        # If the lease cannot be given back, it runs out by itself.
+        # A lease that cannot be released expires by itself.
         with contextlib.suppress(redis.RedisError):
             if not lost.is_set() and not self._let_go():
                 self._on_lost()
@@ -206,25 +204,25 @@ class Lease:
         wait = self._linger_ms / 3000 if brief else self._ttl / 3
         vouched = -math.inf
         while not ended.wait(wait):
-            wait = self._ttl / 10  # there is time for a few more tries
+            wait = self._ttl / 10  # leaves time for a few retries
             moved_at = job.moved_at
             if moved_at == vouched:
                 continue  # the job hangs
             left_ms = max(1, int(self._ttl_ms - 1000 * (time.monotonic() - moved_at)))
             try:
-                # If the brief lease has run out by now, this process takes it again, unless another was faster.
+                # If the brief lease has expired by now, this process takes it again unless another was faster.
                 kept = self._extend(left_ms) or (brief and self._take(left_ms))
             except redis.RedisError:
                 continue
             vouched, brief, self._lingers_from, wait = moved_at, False, -math.inf, self._ttl / 3
-            # If an answer comes after the end, it may be about a released lease.
+            # A reply after the end may be about a released lease.
             if not kept and not ended.is_set():
                 lost.set()
                 self._on_lost()
                 return
 
     def _let_go(self) -> bool:
-        """The end of the job. Returns True if the lease was still held, as far as this is known."""
+        """Release the lease, or leave it to lapse. Returns True if it was still held, as far as is known."""
         if not self._left:
             return self.release()
         if self._lingers_from > -math.inf:
@@ -237,7 +235,7 @@ class Lease:
         return bool(self._client.set(self._key, self._token, nx=True, px=ttl_ms))
 
     def _extend(self, ttl_ms: int) -> bool:
-        """Make the lease last so long from now on, if still held. Returns True if held."""
+        """Renew the lease for `ttl_ms` if it is still held. Returns True if held."""
         reply = int(self._renew.run(self._client, Call([self._key], [self._token, ttl_ms])))
         self._others_ttl_ms = -reply if reply < 0 else self._ttl_ms
         return reply > 0

@@ -1,4 +1,4 @@
-"""Lua scripts: their text, and how they run. If the server does not know a script, the whole text is sent."""
+"""Loads Lua scripts and runs them: by SHA1, or with the whole text if the server doesn't know the script."""
 
 import functools
 import hashlib
@@ -16,10 +16,10 @@ from redis.exceptions import NoScriptError
 from sweeperd import progress
 from sweeperd.store.connect import TIME_SCRIPT, ClusterClient
 
-#: A line in place of the text of another file: `-- @include clock` is `include/clock.lua`.
+#: A line that includes the text of another file: `-- @include clock` is `include/clock.lua`.
 _INCLUDE = re.compile(r"^( *)-- @include ([\w/]+)\n", re.MULTILINE)
 
-#: The folder of the fragments: text for scripts to include. A fragment is no script by itself.
+#: The folder of the fragments that scripts include. A fragment cannot run by itself.
 INCLUDE = "include"
 _PACKED_TIME = pack_command(("TIME",))
 #: The words of one command.
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def script_names(folder: str = "") -> list[str]:
-    """The names of all scripts, `<folder>/<file>`, in order; or of one folder (`include`: the fragments)."""
+    """The sorted names of all scripts, `<folder>/<file>`, or of one folder (`include` for the fragments)."""
     folders = importlib.resources.files("sweeperd").joinpath("scripts").iterdir()
     return sorted(
         f"{directory.name}/{file.name.removesuffix('.lua')}"
@@ -42,27 +42,27 @@ def script_names(folder: str = "") -> list[str]:
 
 @functools.cache
 def own_text(name: str) -> str:
-    """The text of `scripts/<name>.lua` with nothing included."""
+    """The text of `scripts/<name>.lua` before its includes are expanded."""
     return importlib.resources.files("sweeperd").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
 
 
 @functools.cache
 def source(name: str) -> str:
-    """The text of `scripts/<name>.lua` with everything included: the text for the server."""
+    """The text of `scripts/<name>.lua` with its includes expanded, as sent to the server."""
     return expand(own_text(name))
 
 
 def expand(text: str, read: Callable[[str], str] | None = None) -> str:
-    """A text with everything included. `read` gives the text of a file by its name, in place of `own_text`."""
+    """Expands the includes of a text. `read` returns the text of a file by its name, instead of `own_text`."""
     return _expand(text, set(), read or own_text)
 
 
 def _expand(text: str, present: set[str], read: Callable[[str], str]) -> str:
     """
-    Each `-- @include` line of the text becomes the text of the named file, which may include more. If a file is
-    `present` already, the file is left out, so that each stands once in the whole.
+    Replaces each `-- @include` line by the text of the named file, which may include more. A file that is already
+    `present` is left out, so that each appears once.
 
-    An indented include stands in a block, and ends with the block: afterwards the file is not present.
+    An indented include is scoped to its block: after the block, the file is no longer present.
     """
 
     def included(line: re.Match[str]) -> str:
@@ -86,8 +86,8 @@ class Call:
 
 class Script:
     """
-    One script, `scripts/<name>.lua` or `text`: sent by SHA1, and whole if the server does not know the SHA1. If `text`
-    is a function, it is called before the first run.
+    One script, `scripts/<name>.lua` or `text`: sent by SHA1, or whole if the server doesn't know the SHA1. A `text`
+    function is called before the first run.
     """
 
     def __init__(self, name: str, text: str | Callable[[], str] | None = None) -> None:
@@ -96,7 +96,7 @@ class Script:
 
     @functools.cached_property
     def source(self) -> str:
-        """The text for the server."""
+        """The text that the server runs."""
         if self._text is None:
             return source(self.name)
         return self._text if isinstance(self._text, str) else self._text()
@@ -113,18 +113,17 @@ class Script:
 
     def run_many(self, client: "redis.Redis", calls: Sequence[Call]) -> list[Any]:
         """
-        Run each call, pipelined in one round trip. Returns the replies in order; if a single call raised, the error
-        stands in place of the reply. Raises redis.RedisError if the connection as a whole fails: which calls ran by
-        then is unknown.
+        Run the calls in one pipelined round trip. Returns the replies in order, with the error of a failed call as its
+        reply. Raises redis.RedisError if the connection fails; any of the calls may then have run.
         """
         return self.run_unknown(client, calls, evaluate(client, "EVALSHA", self.sha, calls))
 
     def run_unknown(self, client: "redis.Redis", calls: Sequence[Call], replies: list[Any]) -> list[Any]:
-        """Run the calls whose reply is NOSCRIPT, and put the new replies in their places. Raises redis.RedisError."""
+        """Rerun the calls whose reply is NOSCRIPT, and replace those replies. Raises redis.RedisError."""
         unknown = [position for position, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if unknown:
-            # The server did not run these (restart, fail-over, SCRIPT FLUSH), so running them now runs them once. EVAL
-            # carries the script, so EVAL never gets NOSCRIPT, however often the cache is flushed.
+            # The server didn't run these (restart, failover, SCRIPT FLUSH), so each runs once. EVAL carries the script,
+            # so it never gets NOSCRIPT, however often the cache is flushed.
             again = evaluate(client, "EVAL", self.source, [calls[position] for position in unknown])
             for position, reply in zip(unknown, again, strict=True):
                 replies[position] = reply
@@ -135,9 +134,8 @@ def evaluate(
     client: "redis.Redis", command: str, script: str, calls: Sequence[Call], *, around: Command = ()
 ) -> list[Any]:
     """
-    Run the calls by EVAL or EVALSHA in one pipeline. `around` is a command sent before the calls and after them too;
-    its replies come first and last. An error of a single command stands in place of the reply. Raises
-    redis.RedisError.
+    Run the calls by EVAL or EVALSHA in one pipeline. `around` is a command that is sent both before and after the
+    calls; its replies come first and last. A failed command's reply is its error. Raises redis.RedisError.
     """
     beside = [around] if around else []
     progress.allow(_longest_reply(client))
@@ -147,14 +145,14 @@ def evaluate(
 
 
 def _longest_reply(client: "redis.Redis") -> float:
-    """How long the client waits for a reply, seconds: so long a script in Redis is progress."""
+    """How long the client waits for a reply, seconds. For that long, a script that runs in Redis counts as progress."""
     return client.connection_pool.connection_kwargs.get("socket_timeout") or 0.0
 
 
 def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any]:
     """
-    Run the commands in one pipeline. Returns the replies in order; an error of a single command stands in place of the
-    reply. Raises redis.RedisError if the connection fails.
+    Run the commands in one pipeline. Returns the replies in order; a failed command's reply is its error. Raises
+    redis.RedisError if the connection fails.
     """
     pipeline: Any = client.pipeline(transaction=False)
     for command in commands:
@@ -165,7 +163,7 @@ def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any
 
 
 def accepted(replies: list[Any]) -> list[Any]:
-    """The replies, if no error is among them. Raises the first error."""
+    """The replies. Raises the first error among them."""
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
@@ -173,25 +171,25 @@ def accepted(replies: list[Any]) -> list[Any]:
 
 
 def batches(items: Sequence[T], length: int) -> Iterator[Sequence[T]]:
-    """The items in order, in lists of at most `length`."""
+    """The items in order, in lists of up to `length`."""
     return (items[start : start + length] for start in range(0, len(items), length))
 
 
 class PipelineReplies(NamedTuple):
-    """The replies to one batch of calls, and how long the server worked on the batch by the server's clock, µs."""
+    """The replies to one batch of calls, and how long the server worked on it by its own clock, µs."""
 
     replies: list[Any]
-    #: None if TIME was refused, or if the server did not know the script at first.
+    #: None if TIME was refused, or if the server didn't know the script at first.
     micros: int | None
-    #: How long the server did other work while these calls were waiting in its input; None if they did not wait.
+    #: How long the server did other work while these calls waited in its input; None if they didn't wait.
     pause_micros: int | None
 
 
 class ScriptPipeline:
     """
-    Batches of calls of one script, first in, first out, on a separate connection. Redis works on the next batch while
-    the process works on the replies to the last batch, so that neither waits for the other. In a Cluster a command may
-    be redirected to another node, so nothing is sent ahead there.
+    Pipelines batches of calls of one script on its own connection. Redis works on the next batch while the process
+    handles the replies to the last one, so that neither waits for the other. In a Cluster a command may be redirected
+    to another node, so no batch is sent ahead.
     """
 
     def __init__(self, script: Script, client: "redis.Redis") -> None:
@@ -199,7 +197,7 @@ class ScriptPipeline:
         self._client = client
         self._sent: deque[Sequence[Call]] = deque()
         self._connection: Any = None
-        #: When the server finished the last batch, µs, if the next batch was waiting in the server's input by then.
+        #: When the server finished the last batch, µs, if the next batch was already waiting in its input.
         self._next_waits_since: int | None = None
 
     def __enter__(self) -> Self:
@@ -216,15 +214,15 @@ class ScriptPipeline:
         if self._connection is None:
             self._connection = self._client.connection_pool.get_connection()
         sha = self._script.sha
-        # redis-py packs with pack_command as well, but checks each argument in Python before it.
+        # redis-py also packs with pack_command, but first checks each argument in Python.
         commands: Any = (("EVALSHA", sha, len(call.keys), *call.keys, *call.args) for call in calls)
         packed = [pack_command(command) for command in commands]
         self._connection.send_packed_command([b"".join([_PACKED_TIME, *packed, _PACKED_TIME])])
 
     def receive(self) -> PipelineReplies:
         """
-        The replies to the oldest batch without replies, as `Script.run_many` gives them. Raises redis.RedisError
-        if the connection fails: which calls ran, of this batch and of later batches, is then unknown.
+        The replies to the oldest pending batch, as from `Script.run_many`. Raises redis.RedisError if the connection
+        fails; any calls of this batch and of later ones may then have run.
         """
         calls = self._sent[0]
         if isinstance(self._client, ClusterClient):
@@ -235,7 +233,7 @@ class ScriptPipeline:
             busy = not self._connection.can_read(timeout=0)
             progress.allow(_longest_reply(self._client))
             began, *replies, ended = [self._reply() for _ in range(len(calls) + 2)]
-        # Only now: if an exception cuts the reading short, `close` must know that replies are left.
+        # Last, so that `close` knows about unread replies if an exception interrupts the reading.
         self._sent.popleft()
         progress.step()
         since, until = micros_of(began), micros_of(ended)
@@ -249,7 +247,7 @@ class ScriptPipeline:
         )
 
     def close(self) -> None:
-        """Give the connection back to the pool. If replies are unread, the connection is first disconnected."""
+        """Return the connection to the pool, disconnected if it has unread replies."""
         if self._connection is not None:
             if self._sent:
                 self._connection.disconnect()
@@ -267,8 +265,8 @@ class ScriptPipeline:
 
 
 def server_clock(client: "redis.Redis") -> tuple[Any, ...]:
-    """The command that asks the client's server for its clock; for `micros_of`."""
-    # Each node of a Cluster answers TIME, even without the slot. A script goes by its key.
+    """The command that reads the server's clock, for `micros_of`."""
+    # Every node of a Cluster answers TIME, even without the slot. A script is routed by its key.
     return ("EVAL", TIME_SCRIPT, 1, client.slot.key) if isinstance(client, ClusterClient) else ("TIME",)
 
 

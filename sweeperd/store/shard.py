@@ -1,4 +1,4 @@
-"""One shard: its server, its keys, and its clock, the only clock that decides anything."""
+"""Connects to one shard: its server, its keys, and its clock, which makes every decision about time."""
 
 import contextlib
 import copy
@@ -17,14 +17,14 @@ from sweeperd.store.errors import describe, is_demoted, is_refused, is_server_tr
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
-#: Connections for all but deliveries: sweeps, leases, maintenance, walks, the status page.
+#: Connections for everything except deliveries: sweeps, leases, maintenance, walks, the status page.
 SPARE_CONNECTIONS = 20
 
 
 class Clock:
     """
-    Redis's clock, read between readings: the last TIME plus the time counted since by the monotonic clock. The host's
-    idea of the time takes no part.
+    Redis's clock, extrapolated between readings: the last TIME plus the time since by the monotonic clock. The host's
+    wall clock is never used.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,8 @@ class Shard:
     """
     One Redis: its client, its keys, its clock.
 
-    The client neither retries nor waits: the next tick is the retry, and a command sent twice in silence would make the
-    counts lie.
+    The client never retries. The next tick is the retry, and a command that is silently sent twice would make the
+    counts wrong.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class Shard:
         interrupted: bool = False,
     ) -> None:
         """
-        `connections`: how many threads may work with Redis at the same time. `interrupted`: signal handlers may raise
+        `connections`: how many threads may use Redis at the same time. `interrupted`: signal handlers may raise
         exceptions in calls of `client`.
         """
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
         self.socket_timeout = settings.socket_timeout.total_seconds()
-        #: How long a command may take, a new connection included, and another command before it; seconds.
+        #: How long a command may take, including a new connection and another command before it, seconds.
         self.patience = 2 * (settings.connect_timeout.total_seconds() + self.socket_timeout)
         self._url = settings.url.get_secret_value()
         self._place = redis_url.parse(self._url)
         self.address = self._place.shown
-        #: Whether the server has refused the password at the last attempt to connect.
+        #: Whether the server refused the password at the last attempt to connect.
         self.password_refused = False
-        #: How many connections were opened so far.
+        #: How many connections have been opened so far.
         self.opened = 0
         self._options = client_options(
             connect_timeout=settings.connect_timeout.total_seconds(),
@@ -83,7 +83,7 @@ class Shard:
         self.client = self._connect()
 
     def twin(self) -> "Shard":
-        """The same shard with a separate client: neither waits for a connection of the other."""
+        """The same shard with its own client, so that neither waits for a connection of the other."""
         twin = copy.copy(self)
         twin.opened = 0
         twin.client = twin._connect()
@@ -96,8 +96,8 @@ class Shard:
     @property
     def origin(self) -> bytes:
         """
-        The difference between reservations of the same id on several shards: a part of each event's id. The default
-        shard's name is left out, so that the first of several shards can go on as before under that name.
+        Distinguishes reservations of the same id on several shards, as a part of each event's id. Leaves out the name
+        of the default shard, so that the first of several shards keeps its event ids under that name.
         """
         return self.keys.prefix if self.name == DEFAULT_SHARD else self.name.encode() + b"\0" + self.keys.prefix
 
@@ -124,7 +124,7 @@ class Shard:
             known, arguments, _ = str(error).partition(", with args beginning with")
             if not arguments:
                 raise
-            # If the server does not know AUTH, the error repeats the password.
+            # The error of a server without AUTH repeats the password.
             raise redis.AuthenticationError(known) from None
         self.password_refused = False
         self.opened += 1
@@ -137,7 +137,7 @@ class Shard:
         return now
 
     def read_with_clock(self, *reads: Command) -> tuple[int, list[Any]]:
-        """As `read_clock`, with these commands in the same round trip, and their replies. Raises redis.RedisError."""
+        """Like `read_clock`, with these commands in the same round trip, and their replies. Raises redis.RedisError."""
         time_reply, *replies = accepted(run_commands(self.client, [server_clock(self.client), *reads]))
         now = (micros_of(time_reply) or 0) // 1000
         self.clock.set(now)
@@ -145,7 +145,7 @@ class Shard:
 
     @contextlib.contextmanager
     def reaching(self) -> Iterator[None]:
-        """Turn trouble of a Redis into RedisUnavailable; a bug stays the same error."""
+        """Turn server trouble and missing rights into RedisUnavailable. Other errors are bugs, and stay unchanged."""
         try:
             yield
         except redis.RedisError as error:
@@ -156,8 +156,8 @@ class Shard:
 
     def forget_connections_if_demoted(self, error: Any) -> None:
         """
-        READONLY means: this server was a primary and is a replica now. The connection is healthy and would go on
-        failing for ever, so the connection is dropped, and the next connection asks again for the primary.
+        READONLY means that this server was a primary and is now a replica. The connection is healthy and would fail
+        forever, so it is dropped, and the next connection looks up the primary again.
         """
         if is_demoted(error):
             self.client.connection_pool.disconnect(inuse_connections=False)
@@ -169,7 +169,7 @@ class Shard:
 
 
 def open_shards(settings: Settings) -> list[Shard]:
-    """All shards of these settings; nothing connects before the first use."""
+    """All shards of these settings. They connect on first use."""
     return [
         Shard(settings.redis.model_copy(update={"url": shard.url}), shard.prefix, shard.name, _connections(settings))
         for shard in settings.all_shards
@@ -177,9 +177,9 @@ def open_shards(settings: Settings) -> list[Shard]:
 
 
 def files_needed(settings: Settings) -> int:
-    """The most files that a daemon with these settings has open at the same time, sockets included."""
+    """The most files, including sockets, that a daemon with these settings has open at the same time."""
     webhooks = settings.webhooks
-    # Each endpoint of a shard keeps a connection open between requests; the rest is the HTTP server's and Python's own.
+    # Each endpoint of a shard keeps a connection open between requests. The HTTP server and Python need the rest.
     of_shard = _connections(settings) + webhooks.concurrency + len(webhooks.endpoints)
     return len(settings.all_shards) * of_shard + 200
 

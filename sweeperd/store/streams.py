@@ -1,4 +1,4 @@
-"""Streams of Redis: ids, entries read in pages, groups."""
+"""Reads Redis streams: ids, entries page by page, groups."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self, cast
@@ -9,7 +9,7 @@ from sweeperd.store.errors import is_missing_key
 from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 
-#: How many entries are read in one call.
+#: How many entries to read in one call.
 PAGE = 500
 #: The bounds of a range with all entries.
 FIRST, LAST = b"-", b"+"
@@ -26,23 +26,23 @@ class StreamId(NamedTuple):
 
     #: When the entry was added, ms on Redis's clock.
     milliseconds: int
-    #: The place among the entries of the same millisecond.
+    #: The position among the entries of the same millisecond.
     sequence: int = 0
 
     @classmethod
     def parse(cls, text: bytes | str) -> Self:
-        """Read `1795248005123-0`, or `1795248005123`: the first id of the millisecond. Raises ValueError."""
+        """Parse `1795248005123-0`, or `1795248005123` for the first id of the millisecond. Raises ValueError."""
         milliseconds, _, sequence = (text.decode() if isinstance(text, bytes) else text).partition("-")
         return cls(int(milliseconds), int(sequence or 0))
 
     @classmethod
     def at(cls, milliseconds: int) -> Self:
-        """The first possible id of an entry of this time. A time before the epoch counts as the epoch."""
+        """The first possible id at this time. A time before the epoch counts as the epoch."""
         return cls(max(0, milliseconds))
 
     @property
     def before(self) -> "StreamId":
-        """The greatest smaller id; of the smallest id the id itself."""
+        """The greatest smaller id; the smallest id returns itself."""
         if self.sequence:
             return StreamId(self.milliseconds, self.sequence - 1)
         return StreamId(self.milliseconds - 1, GREATEST) if self.milliseconds else self
@@ -64,7 +64,7 @@ def milliseconds(entry: bytes | str) -> int:
 
 
 def after(entry: bytes) -> bytes:
-    """The bound of a range that begins, or if read backwards ends, right after this entry and without it."""
+    """The exclusive bound of a range that starts after this entry, or ends before it when read backwards."""
     return b"(" + entry
 
 
@@ -72,8 +72,8 @@ def read(
     shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False, page: int = PAGE
 ) -> Iterator[StreamRow]:
     """
-    The entries with ids from `first` to `last` (`after(id)`: without this id), each with its fields; `backwards`: the
-    newest first. `page`: so many in a round trip. Raises redis.RedisError.
+    The entries with ids from `first` to `last` (`after(id)` excludes the id), each with its fields. `backwards`: newest
+    first. `page`: how many to read in a round trip. Raises redis.RedisError.
     """
     client = shard.client
     while True:
@@ -89,12 +89,12 @@ def read(
 
 
 def exactly(client: redis.Redis, key: bytes, ids: Iterable[bytes | str]) -> list[list[StreamRow]]:
-    """For each id the entry in a list, or no entry, in one round trip. Raises redis.RedisError."""
+    """For each id a list with its entry, empty if there is none, in one round trip. Raises redis.RedisError."""
     return accepted(run_commands(client, (("XRANGE", key, entry, entry) for entry in ids)))
 
 
 def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:
-    """The reply of XINFO STREAM; None if there is no such key. Raises redis.RedisError."""
+    """The reply of XINFO STREAM; None if the key doesn't exist. Raises redis.RedisError."""
     try:
         return client.xinfo_stream(key)
     except redis.ResponseError as error:
@@ -104,7 +104,7 @@ def info(client: redis.Redis, key: bytes) -> dict[str, Any] | None:
 
 
 def groups(client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
-    """The reply of XINFO GROUPS for each group, by name; empty if there is no such key. Raises redis.RedisError."""
+    """The reply of XINFO GROUPS for each group, by name; empty if the key doesn't exist. Raises redis.RedisError."""
     try:
         rows = client.xinfo_groups(key)
     except redis.ResponseError as error:
@@ -115,6 +115,6 @@ def groups(client: redis.Redis, key: bytes) -> dict[bytes, dict[str, Any]]:
 
 
 def last_id(client: redis.Redis, key: bytes) -> bytes:
-    """The greatest id given out by the stream; `0-0` if there is no such key. Raises redis.RedisError."""
+    """The last id that the stream generated; `0-0` if the key doesn't exist. Raises redis.RedisError."""
     found = info(client, key)
     return bytes(START) if found is None else cast(bytes, found["last-generated-id"])

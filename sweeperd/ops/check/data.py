@@ -13,7 +13,7 @@ from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, cycles_grants, daemon_duties, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
-from sweeperd.ops.check.sample import misfit, short_ttl, wrong_unit
+from sweeperd.ops.check.sample import endangered, misfit
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore, subject_of
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.filters import read_filters
@@ -326,8 +326,8 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
     try:
         entries = sample(shard, made)
-        problem = misfit(kind, made, shard, entries) or wrong_unit(shard, made)
-        problem = problem or short_ttl(subject_of(shard, subject.settings, kind.name), entries)
+        problem = misfit(kind, made, shard, entries)
+        problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
     except KindRefused as error:
         return failure(str(error), "repair the script; until then the kind is not swept")
     except redis.RedisError as error:
@@ -337,8 +337,6 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
     if problem is not None:
         # Of a proven kind the sample has only leftovers, or its hashes are gone.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
-    if problem := wrong_unit(shard, made):
-        return problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
 
 
@@ -348,8 +346,7 @@ def deadlines(subject: Subject) -> CheckResult:
     if kind is None:
         return ok("reservations are not swept")
     try:
-        problem = wrong_unit(shard, kind)
-        problem = problem or short_ttl(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
+        problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
     except redis.RedisError as error:
         if is_refused(error):
             return unknown("HMGET, PTTL and TYPE on the reservations")

@@ -19,7 +19,7 @@ LONGEST_ID = 512
 
 
 def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """A failure if no entry has a hash, or none is active. Raises redis.RedisError."""
+    """A failure if no entry has a hash, none is active, or no active one has a deadline. Raises redis.RedisError."""
     if not entries:
         return None
     hashes = [entry for entry in entries if entry.type == "hash"]
@@ -35,9 +35,15 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
         ended = {entry.id for entry in alive if entry.has_ended(kind)}
         if len(skipped) < len(decisions) or all(each.id in ended for each in skipped):
             return None
-        says = next(each.detail for each in skipped if each.id not in ended)
+        says = next(each.detail for each in skipped if each.id not in ended) or "no reason given"
         return failure(
             f"the script skips all {len(skipped)} hashes of the sample ({says})", "correct `script` before a sweep runs"
+        )
+    if alive and all(entry.fields[kind.deadline] is None for entry in alive):
+        return failure(
+            f"{len(alive)} of {len(entries)} sampled entries of {settings.index} are active, and none of them has a "
+            f"deadline {kind.deadline}: the sweep sets such entries aside with INVALID_EXPIRY",
+            "correct `deadline` before a sweep runs",
         )
     unknown = [entry for entry in hashes if not entry.has_ended(kind)]
     if alive or not unknown:
@@ -45,7 +51,18 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
     return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
 
 
-def wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
+def endangered(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+    """
+    A warning if entries never expire, or may end without an event. Raises redis.RedisError, and KindRefused if the
+    script of the kind is broken.
+    """
+    found = [each for each in (_wrong_unit(subject.shard, subject.kind), _short_ttl(subject, entries)) if each]
+    if not found:
+        return None
+    return warning("; ".join(says for _, says, _ in found), "; ".join(advice for _, _, advice in found))
+
+
+def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     """A warning if deadlines are so far ahead that they are in another unit. Raises redis.RedisError."""
     far = read_far_ahead(shard, kind)
     if not far.count:
@@ -57,7 +74,7 @@ def wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     )
 
 
-def short_ttl(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+def _short_ttl(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
     """
     A warning if hashes of the sample may end before their entries have expired. Raises redis.RedisError, and
     KindRefused if the script of the kind is broken.

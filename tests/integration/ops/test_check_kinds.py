@@ -42,6 +42,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "key": (SEATS | {"key": "seats:holds:{id}"}, ["seats:holds:{id}", "seats:ttl"]),
     "active": (SEATS | {"active": {"state": "held"}}, ["state is HELD", "held"]),
     "field of active": (SEATS | {"active": {"status": "HELD"}, "ended": {"status": "EXPIRED"}}, ["status is missing"]),
+    "deadline": (SEATS | {"deadline": "ends_at"}, ["3 of 3", "a deadline ends_at"]),
     "script": (scripted("function decide(hash) return 'skip', hash.state end"), ["skip", "HELD"]),
 }
 

@@ -111,6 +111,17 @@ def test_a_ttl_that_ends_too_early_is_reported_and_mended(
     assert checked(shard, settings, kind).level is CheckLevel.OK
 
 
+def test_a_ttl_is_reported_beside_a_deadline_in_microseconds(
+    shard: Shard, settings: Settings, kind: str, entries: Entries
+) -> None:
+    entries.add("short", 1_000)
+    entries.deadline *= 1_000
+    entries.add("never", None)
+    says = checked(shard, settings, kind).says
+    assert "microseconds" in says
+    assert "1 of 2 sampled hashes have a TTL" in says
+
+
 def test_a_ttl_beside_a_fault_of_the_index_is_mended_with_it(
     shard: Shard, settings: Settings, kind: str, entries: Entries
 ) -> None:

@@ -16,7 +16,7 @@ class Keys:
         self.events = self.prefix + b"sweeperd:events"
         #: STREAM: deliveries that sweeperd gave up on.
         self.dead_letters = self.prefix + b"sweeperd:dead-letters"
-        #: ZSET: bare id -> ms when the reservation was set aside.
+        #: ZSET: bare id -> ms when the reservation was quarantined.
         self.quarantine = self.prefix + b"sweeperd:quarantine"
         #: HASH: endpoint name -> the state that all replicas share, JSON.
         self.endpoints = self.prefix + b"sweeperd:endpoints"
@@ -82,7 +82,7 @@ class Keys:
         return self.prefix + b"sweeperd:protected:" + kind.encode()
 
     def kind_quarantine(self, kind: str) -> bytes:
-        """ZSET: id -> ms when the entry was set aside; of one of `[[kinds]]`."""
+        """ZSET: id -> ms when the entry was quarantined; of one of `[[kinds]]`."""
         return self.quarantine + b":" + kind.encode()
 
     def attempts(self, endpoint: str) -> bytes:

@@ -7,7 +7,7 @@
 --   hash            the hash of the request
 --   id              the bare reservation id
 --   tenant          the requesting tenant
---   tenant_record   tenant:<tenant>           STRING  JSON; there may be none
+--   tenant_record   tenant:<tenant>           STRING  JSON; optional
 --   budget_stem     the prefix of a budget's name, before <scope>:<unit>
 --   default_grace   the grace of a reservation without grace_ms, ms
 --   retention       how long an ended reservation stays readable, ms

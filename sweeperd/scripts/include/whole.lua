@@ -1,7 +1,7 @@
 -- Whole numbers as decimal text in the form that Redis writes: no plus sign, no leading zero, no space.
 
 local whole = {
-  -- Patterns for every whole number but 0: without a sign, and with one.
+  -- Patterns for every whole number except 0, unsigned and signed.
   UNSIGNED = '^[1-9]%d*$', SIGNED = '^%-?[1-9]%d*$',
   -- A double holds numbers of up to this many digits exactly, and the sum of two.
   EXACT_DIGITS = 15,

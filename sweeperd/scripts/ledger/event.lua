@@ -1,7 +1,7 @@
 -- Debits an amount without a reservation, in every budget of the scopes or in none.
 --
 -- KEYS[1] -> idem:event:<tenant>:<key>    STRING  the answer recorded under this idempotency key
--- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; there may be none
+-- KEYS[2] -> tenant:<tenant>              STRING  the tenant's record, JSON; optional
 -- KEYS[3..] -> budget:<scope>:<unit>      HASH    one for each scope
 -- Then, beside a Cycles service: idem:<tenant>:event:<key>, STRING, the record of the service
 --

@@ -3,7 +3,7 @@
 -- KEYS[1] -> reservation:res_<id>           HASH    the reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
 -- KEYS[5] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request

@@ -3,7 +3,7 @@
 -- KEYS[1] -> reservation:res_<id>           HASH    the new reservation
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
 -- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
 -- Then, beside a Cycles service:
 --   reservation:idx:<tenant>:created_at_ms      ZSET  bare id -> created_at, ms

@@ -4,7 +4,7 @@
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:event:<tenant>:<key>      STRING  the answer recorded under this idempotency key. An event's record
 --                                                   has the same name, so that only one of the two charges
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; there may be none
+-- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
 -- KEYS[5] -> sweeperd:events                STREAM  one entry for each expiry
 -- KEYS[6] -> idem:<tenant>:event:<key>      STRING  beside a Cycles service: the record of the service
 --

@@ -2,7 +2,7 @@
 -- change.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
--- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
+-- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
 --
 -- ARGV[1] -> the bare reservation id
 --

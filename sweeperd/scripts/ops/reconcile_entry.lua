@@ -1,7 +1,7 @@
 -- Checks the index and the TTL of one entry, and on request repairs them in the same step.
 --
 -- KEYS[1] -> the index           ZSET  id -> deadline, ms on this server's clock
--- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was set aside
+-- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was quarantined
 -- KEYS[3] -> the entry's hash    HASH
 --
 -- ARGV[1] -> the id

@@ -1,7 +1,7 @@
 -- Reads several reservations for `sweeperd reconcile`: the fault of each index entry, and what each reservation holds.
 --
 -- KEYS[1] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was set aside
+-- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
 -- KEYS[3..] -> reservation:res_<id>  HASH  the reservations
 --
 -- ARGV[1] -> the grace of a reservation without grace_ms, ms

@@ -4,7 +4,7 @@
 -- KEYS[1] -> reservation:res_<id>  HASH    the reservation
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry
--- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was set aside
+-- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was quarantined
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the

@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -35,7 +35,7 @@ from sweeperd.ops.endpoints import (
 )
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.show import AttemptDocument
-from sweeperd.ops.status import EndpointStatus, count_dead_letters, read_endpoints
+from sweeperd.ops.status import count_dead_letters, read_endpoints
 from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
@@ -56,48 +56,46 @@ def command() -> None:
 def list_(run: Run) -> None:
     """Each endpoint on each shard: URL, state, and how many events wait."""
 
-    def read(shard: Shard) -> Sequence[EndpointStatus]:
-        return read_endpoints(run.settings, shard, shard.read_clock(), count_dead_letters(shard))
-
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
-    rows = [(one, status, known.get(status.name)) for one, found in run.each(read) for status in found]
+
+    def read(shard: Shard) -> list[ListedEndpoint]:
+        found = read_endpoints(run.settings, shard, shard.read_clock(), count_dead_letters(shard))
+        return [ListedEndpoint.of(shard, each, known.get(each.endpoint)) for each in found]
+
+    rows = [row for _, found in run.each(read) for row in found]
     columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
-    run.table(
-        columns,
-        (_cells(*row) for row in rows),
-        lambda: EndpointsDocument(endpoints=[ListedEndpoint.of(*row) for row in rows], down=run.down),
-    )
+    run.table(columns, map(_cells, rows), lambda: EndpointsDocument(endpoints=rows, down=run.down))
 
 
-def _cells(shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> list[object]:
-    tenants = [] if endpoint is None else endpoint.tenants
+def _cells(row: ListedEndpoint) -> list[object]:
+    every = "all" if row.url else ""
     return [
-        status.name,
-        shard.name,
-        state(status, _state_text(status)),
-        waiting(status),
-        f"{status.oldest_pending_seconds:.0f}s" if status.pending else "",
-        Cell(status.dead_letters, "red" if status.dead_letters else ""),
-        "all" if tenants is None else ", ".join(tenants),
-        status.position,
-        "" if endpoint is None else endpoints.shown_url(endpoint),
+        row.endpoint,
+        row.shard,
+        state(row, _state_text(row)),
+        waiting(row),
+        f"{row.oldest_pending_seconds:.0f}s" if row.pending else "",
+        Cell(row.dead_letters, "red" if row.dead_letters else ""),
+        every if row.tenants is None else ", ".join(row.tenants),
+        row.group_position,
+        row.url or "",
     ]
 
 
-def _state_text(status: EndpointStatus) -> str:
-    label = ENDPOINT_STATES[status.state].label
-    if status.paused_at_ms is not None:
-        return f"{label} {paused_since(status.paused_at_ms, status.paused_reason)}"
-    if status.state == "open":
-        return f"{label}: {status.failures} failures in a row, {status.failure}"
-    if status.state == "muted":
-        return f"{label} until {timestamp(status.muted_until_ms)}"
-    return f"{label}: {status.warning}" if status.warning else label
+def _state_text(row: ListedEndpoint) -> str:
+    label = ENDPOINT_STATES[row.state].label
+    if row.paused:
+        return f"{label} {paused_since(row.paused_at, row.reason)}"
+    if row.state == "open":
+        return f"{label}: {row.failures} failures in a row, {row.failure}"
+    if row.state == "muted":
+        return f"{label} until {timestamp(row.muted_until)}"
+    return f"{label}: {row.warning}" if row.warning else label
 
 
-def paused_since(paused_at: int | None, reason: str) -> str:
+def paused_since(paused_at: float | None, reason: str) -> str:
     """For people: since when an endpoint is paused, and why. A moment of 0: the note about the pause cannot be read."""
-    since = f"since {rfc3339(paused_at)}" if paused_at else "since an unknown time"
+    since = f"since {rfc3339(int(paused_at))}" if paused_at else "since an unknown time"
     return f"{since}: {reason}"
 
 

@@ -13,7 +13,7 @@ from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.health import ENDPOINT_STATES, shard_advice
 from sweeperd.ops.history import StatusDocument
-from sweeperd.ops.status import EndpointStatus, KindDocument, ShardStatus, read_all
+from sweeperd.ops.status import EndpointDocument, EndpointFigures, KindDocument, ShardStatus, read_all
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 
@@ -172,11 +172,11 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
     return [
         (
             status.name,
-            endpoint.name,
+            endpoint.endpoint,
             state(endpoint),
             waiting(endpoint),
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
-            per_second(endpoint.rate.per_second) if endpoint.rate.window_seconds else None,
+            None if endpoint.rate is None else per_second(endpoint.rate),
             _empty_in(endpoint.pending, endpoint.empty_in_seconds) if endpoint.configured else None,
             Cell(endpoint.dead_letters, "red" if endpoint.dead_letters else ""),
             _about(status, endpoint),
@@ -186,12 +186,12 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
     ]
 
 
-def state(status: EndpointStatus, text: str = "") -> Cell:
+def state(status: EndpointFigures, text: str = "") -> Cell:
     """For people: the state of an endpoint, or a text about the state, in the colour of the state."""
     return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
 
 
-def waiting(status: EndpointStatus) -> Cell:
+def waiting(status: EndpointFigures) -> Cell:
     """For people: how many events wait for an endpoint."""
     if status.pending is None:
         return Cell("no group", "yellow")
@@ -205,12 +205,12 @@ def _empty_in(count: int | None, seconds: float | None) -> Cell | None:
     return Cell("not at this rate", "yellow") if seconds is None else Cell(span(seconds))
 
 
-def _about(status: ShardStatus, endpoint: EndpointStatus) -> Cell:
+def _about(status: ShardStatus, endpoint: EndpointDocument) -> Cell:
     about = "; ".join(filter(None, [_trouble(status, endpoint), _replay(endpoint)]))
     return Cell(about, "yellow" if endpoint.warning else "")
 
 
-def _replay(endpoint: EndpointStatus) -> str:
+def _replay(endpoint: EndpointDocument) -> str:
     replay = endpoint.replay
     if replay is None:
         return ""
@@ -219,9 +219,9 @@ def _replay(endpoint: EndpointStatus) -> str:
     return f"replay of {of}, begun {span(replay.running_seconds)} ago: {done}"
 
 
-def _trouble(status: ShardStatus, endpoint: EndpointStatus) -> str:
-    if endpoint.paused_at_ms is not None:
-        return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at_ms) / 1000)} ago"
+def _trouble(status: ShardStatus, endpoint: EndpointDocument) -> str:
+    if endpoint.paused_at is not None:
+        return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at) / 1000)} ago"
     if endpoint.circuit_open:
         where = f"on {endpoint.open_on} of {endpoint.processes}"
         return f"{where}, {endpoint.failures} failures in a row: {endpoint.failure}"

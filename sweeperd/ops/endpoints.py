@@ -14,9 +14,8 @@ from pydantic import Field, WithJsonSchema
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
-from sweeperd.ops.history import EndpointFigures
 from sweeperd.ops.show import AttemptDocument
-from sweeperd.ops.status import LETTERS, EndpointStatus
+from sweeperd.ops.status import LETTERS, EndpointDocument, EndpointFigures
 from sweeperd.outbox.attempts import Masker
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
@@ -266,7 +265,7 @@ class ListedEndpoint(EndpointFigures):
     dead_letters_all_counted: bool
 
     @classmethod
-    def of(cls, shard: Shard, status: EndpointStatus, endpoint: EndpointSettings | None) -> "ListedEndpoint":
+    def of(cls, shard: Shard, status: EndpointDocument, endpoint: EndpointSettings | None) -> "ListedEndpoint":
         """`endpoint`: the settings; None if the endpoint is not in the configuration."""
         return cls.made_of(
             status,
@@ -274,7 +273,7 @@ class ListedEndpoint(EndpointFigures):
             address=shard.address,
             url=None if endpoint is None else shown_url(endpoint),
             tenants=None if endpoint is None else endpoint.tenants,
-            paused=status.paused_at_ms is not None,
+            paused=status.paused_at is not None,
             muted=status.muted_seconds > 0,
             dead_letters_all_counted=status.dead_letters < LETTERS,
         )

@@ -15,7 +15,7 @@ import redis
 from sweeperd.config import DEFAULT_SHARD, Settings
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import WARNING, EndpointStatus, ShardStatus, WalkDocument
+from sweeperd.ops.status import WARNING, EndpointDocument, ShardStatus, WalkDocument
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import kind_words
@@ -112,12 +112,12 @@ def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Se
     yield Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
 
 
-def endpoint_advice(endpoint: EndpointStatus, options: Sequence[str] = ()) -> Advice:
+def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> Advice:
     """About an endpoint, by state."""
-    name = endpoint.name
+    name = endpoint.endpoint
     letters = command_line("dead-letters", "list", "--endpoint", name, *options)
     replay = command_line("dead-letters", "replay", "--endpoint", name, *options)
-    if endpoint.foreign:
+    if endpoint.state == "group":
         return Advice(runbook="sweeperdgroupfallsbehind")
     if not endpoint.configured:
         return Advice(commands=(letters,), runbook="sweeperddeadletters")
@@ -173,7 +173,7 @@ class EndpointLook(NamedTuple):
     level: HealthLevel | None
 
 
-#: `EndpointStatus.state` -> how it is shown, by the commands and by the page.
+#: `EndpointDocument.state` -> how it is shown, by the commands and by the page.
 ENDPOINT_STATES = {
     "delivering": EndpointLook("delivering", HealthLevel.GOOD),
     "muted": EndpointLook("muted", HealthLevel.WATCH),
@@ -292,7 +292,7 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
             yield HealthLevel.WATCH, UNKNOWN
         return
     if "delivers" in view.status.processes.missing:
-        waits = any(endpoint.configured and not endpoint.foreign for endpoint in view.status.endpoints)
+        waits = any(endpoint.configured and endpoint.state != "group" for endpoint in view.status.endpoints)
         yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
     for endpoint in view.status.endpoints:
         finding = _delivery(endpoint)
@@ -300,25 +300,25 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
             yield finding
 
 
-def _delivery(endpoint: EndpointStatus) -> _Finding | None:
+def _delivery(endpoint: EndpointDocument) -> _Finding | None:
     if endpoint.pending is None:
         waiting = "it has no consumer group"
     elif endpoint.pending:
         waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
     else:
         waiting = "nothing waits"
-    if not endpoint.configured or endpoint.foreign:
+    if endpoint.state in {"unknown", "group"}:
         return None
     if endpoint.state == "paused":
-        return HealthLevel.BAD, f"{endpoint.name} is paused; {waiting}"
+        return HealthLevel.BAD, f"{endpoint.endpoint} is paused; {waiting}"
     if endpoint.state == "open":
-        return HealthLevel.BAD, f"{endpoint.name}: circuit open; {waiting}"
+        return HealthLevel.BAD, f"{endpoint.endpoint}: circuit open; {waiting}"
     if endpoint.warning:
-        return HealthLevel.WATCH, f"{endpoint.name} {endpoint.warning}; {waiting}"
+        return HealthLevel.WATCH, f"{endpoint.endpoint} {endpoint.warning}; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:
-        return HealthLevel.BAD, f"{endpoint.name}: {waiting}"
+        return HealthLevel.BAD, f"{endpoint.endpoint}: {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:
-        return HealthLevel.WATCH, f"{endpoint.name}: {waiting}"
+        return HealthLevel.WATCH, f"{endpoint.endpoint}: {waiting}"
     return None
 
 

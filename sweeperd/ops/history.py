@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-import pydantic
 from pydantic import AliasPath, Field
 
 from sweeperd import __version__
@@ -25,9 +24,8 @@ from sweeperd.ops.health import (
     summarize_health,
 )
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import Due, KindDocument, ReplayDocument, ShardStatus, WalkDocument
+from sweeperd.ops.status import Due, EndpointDocument, KindDocument, ShardStatus, WalkDocument
 from sweeperd.outbox.attempts import Attempt
-from sweeperd.outbox.endpoint_state import CircuitNote
 from sweeperd.store.lease import process_name
 from sweeperd.sweep.last_sweep import LastSweep
 
@@ -129,82 +127,8 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
         status.quarantined,
         status.rate.per_second,
         status.now_ms,
-        {endpoint.name: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
+        {endpoint.endpoint: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
     )
-
-
-class ReplicaDocument(Document):
-    process: str
-    circuit_open: bool
-    failures: Count
-    failure: str = Field(validation_alias="reason")
-    rate: Seconds | None = Field(description="Events delivered a second by this process; null if not known.")
-    delivered_at: Moment | None = Field(description="Its last delivery.")
-
-    @classmethod
-    def of(cls, note: CircuitNote) -> "ReplicaDocument":
-        rate, delivered_at = note.rate if note.rate_window else None, note.delivered_at or None
-        return cls.made_of(note, circuit_open=note.probe_at > 0, rate=rate, delivered_at=delivered_at)
-
-
-class EndpointFigures(Document):
-    """The fields of an endpoint on a shard that `status` and `endpoints list` share."""
-
-    endpoint: str = Field(validation_alias="name")
-    state: str = Field(
-        description="delivering, open (its circuit), paused, muted, group (of another program, named by "
-        "events.groups), or unknown to the configuration."
-    )
-    configured: bool
-    pending: Count | None = Field(
-        description="Events that the endpoint has not acknowledged; null: it has no consumer group, so nobody knows."
-    )
-    pending_exact: bool = Field(description="False: pending is an estimate.")
-    oldest_pending_seconds: Seconds
-    paused_at: Moment | None = Field(validation_alias="paused_at_ms")
-    muted_until: Moment | None = Field(
-        validation_alias="muted_until_ms", description="Until when the receiver asked to be left alone (Retry-After)."
-    )
-    open_on: Count = Field(description="How many processes have an open circuit.")
-    processes: Count = Field(description="How many processes deliver to it.")
-    failures: Count = Field(description="How many deliveries failed in a row.")
-    failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
-    warning: str = Field(
-        description="What its events wait for although it takes events, or why not all of them will be delivered; "
-        "empty: nothing."
-    )
-    falling_behind: bool = Field(
-        description="Whether what is pending takes longer than webhooks.max_age at this rate, so that some become dead "
-        "letters."
-    )
-    dead_letters: Count
-    rate: Seconds | None = Field(
-        validation_alias=AliasPath("rate", "known"),
-        description="Events delivered a second by all processes; null if not known.",
-    )
-    rate_window_seconds: Seconds = Field(
-        validation_alias=AliasPath("rate", "window_seconds"),
-        description="The time over which the rate was measured.",
-    )
-    empty_in_seconds: Seconds | None = Field(
-        description="How long it takes at this rate to deliver what is pending now; null if nothing is delivered."
-    )
-
-
-class EndpointDocument(EndpointFigures):
-    position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
-    paused_reason: str
-    muted_seconds: Seconds = Field(description="How long muted_until is from now.")
-    circuit_open: bool
-    replay: ReplayDocument | None = Field(description="The replay to it that is running.")
-    replicas: list[ReplicaDocument] = Field(
-        description="The processes that deliver to it, those with an open circuit first."
-    )
-
-    @pydantic.field_validator("replicas", mode="before")
-    @classmethod
-    def _replicas(cls, notes: Sequence[CircuitNote]) -> list[ReplicaDocument]:
-        return [ReplicaDocument.of(note) for note in notes]
 
 
 class ProcessDocument(Document):
@@ -316,11 +240,13 @@ def _status(
     for endpoint, of_endpoint in zip(listed, document["endpoints"], strict=True):
         of_endpoint |= {
             **_advice(endpoint_advice(endpoint, options)),
-            "place": places.get(endpoint.name, ""),
+            "place": places.get(endpoint.endpoint, ""),
             "label": ENDPOINT_STATES[endpoint.state].label,
             "level": ENDPOINT_STATES[endpoint.state].level,
-            "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.name, ())],
-            "history": [(sample.pending or {}).get(endpoint.name) for sample in samples] if endpoint.configured else [],
+            "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.endpoint, ())],
+            "history": [(sample.pending or {}).get(endpoint.endpoint) for sample in samples]
+            if endpoint.configured
+            else [],
         }
     return document | {
         "warnings": [_advice(advice) for advice in shard_advice(status, options)],

@@ -20,10 +20,16 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import WalkStore
 from sweeperd.ops.show import Details, read_details
-from sweeperd.outbox.endpoint_state import CircuitNote, CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.endpoint_state import (
+    CircuitNote,
+    CircuitState,
+    CircuitStateStore,
+    EndpointState,
+    EndpointStateStore,
+)
 from sweeperd.outbox.filters import LivingFilters, read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
-from sweeperd.outbox.subscription import BacklogMemory, GroupBacklog, Subscription, read_backlog
+from sweeperd.outbox.subscription import BacklogMemory, Subscription, read_backlog
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
@@ -131,100 +137,100 @@ class ReplayDocument(Document):
     left: Count = Field(description="How many are not done yet, about: not delivered, and no dead letter.")
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointStatus:
-    """One endpoint on one shard. Times are ms on Redis's clock."""
+class ReplicaDocument(Document):
+    process: str
+    circuit_open: bool
+    failures: Count
+    failure: str = Field(validation_alias="reason")
+    rate: Seconds | None = Field(description="Events delivered a second by this process; null if not known.")
+    delivered_at: Moment | None = Field(description="Its last delivery.")
 
-    name: str
-    #: False if the endpoint is not in the configuration, and has a group or dead letters.
-    configured: bool = True
-    #: Whether this is no endpoint, but a group of another program that `events.groups` names.
-    foreign: bool = False
-    #: The last event that the group has taken; None if there is no group.
-    position: str | None = None
-    #: Events to be sent to the endpoint, without events of other subscriptions. Not exact: an estimate. None if not
-    #: known, because the group was not made yet or is lost.
-    pending: int | None = None
-    pending_exact: bool = True
-    #: Age of the oldest event without an acknowledgement, seconds.
-    oldest_pending_seconds: float = 0.0
-    #: Since when the endpoint is paused, and why.
-    paused_at_ms: int | None = None
-    paused_reason: str = ""
-    #: How long nothing is sent, at the request of the receiver: seconds from now, and until when.
-    muted_seconds: float = 0.0
-    muted_until_ms: int | None = None
-    #: Whether a circuit is open, how many deliveries failed in a row, and why the last delivery failed.
-    circuit_open: bool = False
-    #: On how many processes the circuit is open, and how many processes deliver.
-    open_on: int = 0
-    processes: int = 0
-    failures: int = 0
-    failure: str = ""
-    dead_letters: int = 0
-    #: What the events wait for, although the endpoint takes events, or why not all of these will be delivered.
-    warning: str = ""
-    #: Whether the waiting events take longer than `webhooks.max_age` at this rate, so that some become dead letters.
-    falling_behind: bool = False
-    #: The running replay.
-    replay: ReplayDocument | None = None
-    #: Events delivered per second by all processes.
-    rate: Rate = UNKNOWN
-    #: The processes that deliver, first the processes with an open circuit.
-    replicas: tuple[CircuitNote, ...] = ()
+    @classmethod
+    def of(cls, note: CircuitNote) -> "ReplicaDocument":
+        rate, delivered_at = note.rate if note.rate_window else None, note.delivered_at or None
+        return cls.made_of(note, circuit_open=note.probe_at > 0, rate=rate, delivered_at=delivered_at)
 
-    @property
-    def state(self) -> str:
-        """
-        `delivering`, `open` (the circuit), `paused`, `muted`, `group` (of another program), or `unknown` to the
-        configuration.
-        """
-        if self.foreign:
-            return "group"
-        if not self.configured:
-            return "unknown"
-        if self.paused_at_ms is not None:
-            return "paused"
-        if self.circuit_open:
-            return "open"
-        return "muted" if self.muted_seconds else "delivering"
 
-    @property
-    def empty_in_seconds(self) -> float | None:
-        """The time to deliver the waiting events at this rate, seconds; None if nothing is delivered."""
-        if self.pending is None or (self.pending and self.paused_at_ms is not None):
-            return None
-        return self.rate.seconds_for(self.pending)
+class EndpointFigures(Document):
+    """The fields of an endpoint on a shard that `status` and `endpoints list` share."""
+
+    endpoint: str
+    state: str = Field(
+        description="delivering, open (its circuit), paused, muted, group (of another program, named by "
+        "events.groups), or unknown to the configuration."
+    )
+    configured: bool
+    pending: Count | None = Field(
+        description="Events that the endpoint has not acknowledged; null: it has no consumer group, so nobody knows."
+    )
+    pending_exact: bool = Field(description="False: pending is an estimate.")
+    oldest_pending_seconds: Seconds
+    paused_at: Moment | None
+    muted_until: Moment | None = Field(description="Until when the receiver asked to be left alone (Retry-After).")
+    open_on: Count = Field(description="How many processes have an open circuit.")
+    processes: Count = Field(description="How many processes deliver to it.")
+    failures: Count = Field(description="How many deliveries failed in a row.")
+    failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
+    warning: str = Field(
+        description="What its events wait for although it takes events, or why not all of them will be delivered; "
+        "empty: nothing."
+    )
+    falling_behind: bool = Field(
+        description="Whether what is pending takes longer than webhooks.max_age at this rate, so that some become dead "
+        "letters."
+    )
+    dead_letters: Count
+    rate: Seconds | None = Field(description="Events delivered a second by all processes; null if not known.")
+    rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
+    empty_in_seconds: Seconds | None = Field(
+        description="How long it takes at this rate to deliver what is pending now; null if nothing is delivered."
+    )
+
+
+class EndpointDocument(EndpointFigures):
+    position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
+    paused_reason: str
+    muted_seconds: Seconds = Field(description="How long muted_until is from now.")
+    circuit_open: bool
+    replay: ReplayDocument | None = Field(description="The replay to it that is running.")
+    replicas: list[ReplicaDocument] = Field(
+        description="The processes that deliver to it, those with an open circuit first."
+    )
 
 
 def read_endpoints(
     settings: Settings, shard: Shard, now: int, dead_letters: Counter[str], memory: BacklogMemory | None = None
-) -> tuple[EndpointStatus, ...]:
+) -> tuple[EndpointDocument, ...]:
     """
     The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
     `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Raises redis.RedisError.
     """
-    foreign, longest = settings.events.groups, settings.webhooks.max_age.total_seconds()
+    foreign = settings.events.groups
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
     known = {endpoint.name: endpoint for endpoint in settings.consumers}
     filters = _filters(shard)
     named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
     unknown = sorted((named | dead_letters.keys()) - known.keys() - set(foreign))
+
+    def backlog(name: str, subscription: Subscription | None = None) -> dict[str, Any]:
+        group = groups.get(name)
+        found = read_backlog(shard, group, subscription, now, memory=memory)
+        return {
+            "endpoint": name,
+            "position": group["last-delivered-id"].decode() if group else None,
+            "pending": found.events if found else None,
+            "pending_exact": found.exact if found else True,
+            "oldest_pending_seconds": found.oldest_seconds if found else 0.0,
+            "dead_letters": dead_letters[name],
+        }
+
     return (
         *(
-            _judged(
-                each,
-                _configured(shard, each, groups.get(name), now, dead_letters[name], memory),
-                longest,
-                filters.difference(name, now),
-            )
+            _configured(settings, shard, each, now, backlog(name, Subscription(each)), filters.difference(name, now))
             for name, each in known.items()
         ),
-        *(
-            replace(_unknown(shard, name, groups.get(name), now, 0, memory), configured=True, foreign=True)
-            for name in foreign
-        ),
-        *(_unknown(shard, name, groups.get(name), now, dead_letters[name], memory) for name in unknown),
+        *(_endpoint(backlog(name) | {"dead_letters": 0}, now, "group") for name in foreign),
+        *(_endpoint(backlog(name), now, "unknown") for name in unknown),
     )
 
 
@@ -244,33 +250,65 @@ def count_dead_letters(shard: Shard) -> Counter[str]:
 
 
 def _configured(
-    shard: Shard,
-    endpoint: EndpointSettings,
-    group: dict[str, Any] | None,
-    now: int,
-    dead_letters: int,
-    memory: BacklogMemory | None,
-) -> EndpointStatus:
-    name = endpoint.name
-    state, circuit = EndpointStateStore(shard).read(name), CircuitStateStore(shard).read(name)
+    settings: Settings, shard: Shard, endpoint: EndpointSettings, now: int, backlog: dict[str, Any], difference: str
+) -> EndpointDocument:
+    """
+    With a warning if the endpoint falls behind: what waits takes longer than `webhooks.max_age`. The relay never gives
+    an event up. `difference`: how the filters of the processes differ.
+    """
+    name, longest = endpoint.name, settings.webhooks.max_age.total_seconds()
     waits = name == RELAY.name and shard.client.hget(shard.keys.relay, "waiting")
-    return EndpointStatus(
-        name,
-        warning=WAITS if waits else "",
-        **_backlog(group, read_backlog(shard, group, Subscription(endpoint), now, memory=memory)),
-        paused_at_ms=state.paused_at,
-        paused_reason=state.reason,
-        muted_seconds=max(0.0, (state.muted_until - now) / 1000),
-        muted_until_ms=state.muted_until or None,
+    found = _endpoint(
+        backlog,
+        now,
+        board=EndpointStateStore(shard).read(name),
+        circuit=CircuitStateStore(shard).read(name),
+        warning="; ".join(filter(None, [WAITS if waits else "", difference])),
+        replay=_replay(shard, name, now),
+    )
+    needed = found.empty_in_seconds
+    if name == RELAY.name or needed is None or needed <= longest:
+        return found
+    batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
+    needs = f"falls behind: what waits takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
+    warning = "; ".join(filter(None, [needs, found.warning]))
+    return found.model_copy(update={"falling_behind": True, "warning": warning})
+
+
+def _endpoint(
+    backlog: dict[str, Any],
+    now: int,
+    state: str = "",
+    board: EndpointState | None = None,
+    circuit: CircuitState | None = None,
+    warning: str = "",
+    replay: ReplayDocument | None = None,
+) -> EndpointDocument:
+    """`backlog`: the fields about group and dead letters. `state`: of a name that is not in the settings."""
+    board, circuit = board or EndpointState(), circuit or CircuitState()
+    rate, pending = Rate(circuit.rate, circuit.rate_window), backlog["pending"]
+    muted, paused = max(0.0, (board.muted_until - now) / 1000), board.paused_at is not None
+    usual = "paused" if paused else "open" if circuit.open else "muted" if muted else "delivering"
+    return EndpointDocument(
+        **backlog,
+        state=state or usual,
+        configured=state != "unknown",
+        paused_at=board.paused_at,
+        paused_reason=board.reason,
+        muted_until=board.muted_until or None,
+        muted_seconds=muted,
         circuit_open=circuit.open,
         open_on=circuit.open_on,
         processes=circuit.processes,
         failures=circuit.failures,
         failure=circuit.reason,
-        dead_letters=dead_letters,
-        replay=_replay(shard, name, now),
-        rate=Rate(circuit.rate, circuit.rate_window),
-        replicas=circuit.notes,
+        warning=warning,
+        falling_behind=False,
+        rate=rate.known,
+        rate_window_seconds=rate.window_seconds,
+        empty_in_seconds=None if pending is None or (pending and paused) else rate.seconds_for(pending),
+        replay=replay,
+        replicas=[ReplicaDocument.of(note) for note in circuit.notes],
     )
 
 
@@ -283,45 +321,12 @@ def _filters(shard: Shard) -> LivingFilters:
         return LivingFilters()
 
 
-def _judged(endpoint: EndpointSettings, status: EndpointStatus, longest: float, difference: str) -> EndpointStatus:
-    """
-    With a warning if the endpoint falls behind: what waits takes longer than `longest` seconds. The relay never gives
-    an event up. `difference`: how the filters of the processes differ.
-    """
-    status = replace(status, warning="; ".join(filter(None, [status.warning, difference])))
-    needed = status.empty_in_seconds
-    if endpoint.name == RELAY.name or needed is None or needed <= longest:
-        return status
-    batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
-    needs = f"falls behind: what waits takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
-    return replace(status, falling_behind=True, warning="; ".join(filter(None, [needs, status.warning])))
-
-
 def _replay(shard: Shard, endpoint: str, now: int) -> ReplayDocument | None:
     note = ReplayStore(shard).read(endpoint)
     if note is None or note.cancelled:
         return None
     left, running = ReplayStore(shard).progress(note).left, max(0, now - note.made_at) // 1000
     return ReplayDocument.made_of(note, left=left, running_seconds=running)
-
-
-def _unknown(
-    shard: Shard, name: str, group: dict[str, Any] | None, now: int, dead_letters: int, memory: BacklogMemory | None
-) -> EndpointStatus:
-    found = _backlog(group, read_backlog(shard, group, None, now, memory=memory))
-    return EndpointStatus(name, False, dead_letters=dead_letters, **found)
-
-
-def _backlog(group: dict[str, Any] | None, backlog: GroupBacklog | None) -> dict[str, Any]:
-    """The fields of an EndpointStatus about the group."""
-    if group is None or backlog is None:
-        return {}
-    return {
-        "position": group["last-delivered-id"].decode(),
-        "pending": backlog.events,
-        "pending_exact": backlog.exact,
-        "oldest_pending_seconds": backlog.oldest_seconds,
-    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,7 +403,7 @@ class ShardStatus:
     sweeping: str = ""
     #: The configured kinds. The fields about sweep and walk above and below are about reservations.
     kinds: tuple[KindDocument, ...] = ()
-    endpoints: tuple[EndpointStatus, ...] = ()
+    endpoints: tuple[EndpointDocument, ...] = ()
     #: All dead letters. The dead letters of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
     dead_letters_counted: bool = True

@@ -11,9 +11,8 @@ import pytest
 import redis
 
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import EndpointStatus
 from tests.conftest import BINARIES
-from tests.support.builders import kind_status, shard_view
+from tests.support.builders import endpoint_status, kind_status, shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser
 from tests.support.eyes.staged import Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
@@ -186,7 +185,7 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
 def test_an_endpoint_without_a_group_is_not_one_for_which_nothing_waits(browser: Browser) -> None:
     (eu, samples), *_ = busy()
     assert eu.status is not None
-    status = replace(eu.status, endpoints=(EndpointStatus("hook"),))
+    status = replace(eu.status, endpoints=(endpoint_status("hook"),))
     with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
         page = browser.open(url)
         page.shows("no group")
@@ -220,7 +219,7 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
 def test_an_endpoint_that_falls_behind_says_so_beside_its_state(browser: Browser) -> None:
     (eu, samples), *_ = busy()
     assert eu.status is not None
-    behind = EndpointStatus("hook", pending=9, falling_behind=True, warning="falls behind: 4 d at this rate")
+    behind = endpoint_status("hook", pending=9, falling_behind=True, warning="falls behind: 4 d at this rate")
     status = replace(eu.status, endpoints=(behind,))
     with served(settings("hook"), lambda: [(replace(eu, status=status), samples)]) as url:
         page = browser.open(url)
@@ -245,9 +244,9 @@ HOSTILE = [
 def hostile() -> Shards:
     (eu, _), *_ = busy()
     assert eu.status is not None
-    letters = tuple(EndpointStatus(name, configured=False, dead_letters=1) for name in HOSTILE)
-    failing = EndpointStatus("hook", pending=5, circuit_open=True, failures=6, failure=HOSTILE[0] + HOSTILE[3])
-    paused = EndpointStatus("other", paused_at_ms=1, paused_reason=HOSTILE[4])
+    letters = tuple(endpoint_status(name, state="unknown", dead_letters=1) for name in HOSTILE)
+    failing = endpoint_status("hook", pending=5, state="open", failures=6, failure=HOSTILE[0] + HOSTILE[3])
+    paused = endpoint_status("other", state="paused", paused_at=1, paused_reason=HOSTILE[4])
     tick = replace(eu.status.tick, by=HOSTILE[3])  # type: ignore[type-var]
     reasons = tuple(ReasonCount("reservations", text, 1, (text,)) for text in HOSTILE)
     attempts = {"hook": [replace(attempted(1, text), event_id=text, reason=text) for text in HOSTILE]}

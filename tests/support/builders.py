@@ -16,7 +16,7 @@ from sweeperd.ops.health import ShardView
 from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.reconcile import Fault, LastWalk
 from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import KindDocument, ShardStatus, WalkDocument
+from sweeperd.ops.status import EndpointDocument, KindDocument, Rate, ShardStatus, WalkDocument
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
@@ -156,6 +156,25 @@ def kind_status(name: str, last_walk: WalkDocument | None = None, **backlog: Any
     """A kind that was never swept; `backlog`: fields of a `Backlog`, else nothing waits."""
     nothing: dict[str, Any] = {"due": 0, "oldest_due_seconds": 0.0, "quarantined": 0}
     return KindDocument.made_of(Backlog(**nothing | backlog), kind=name, tick=None, sweeping="", last_walk=last_walk)
+
+
+def endpoint_status(name: str, **fields: Any) -> EndpointDocument:
+    """A configured endpoint without a group to which nobody delivers, except for these fields."""
+    fields |= {"endpoint": name, "rate_window_seconds": 60.0 if "rate" in fields else 0.0}
+    if (pending := fields.get("pending")) is not None:
+        fields["empty_in_seconds"] = Rate(fields.get("rate", 0.0)).seconds_for(pending)
+    usual: dict[str, Any] = {
+        "state": "delivering",
+        "configured": fields.get("state") != "unknown",
+        "pending_exact": True,
+        "falling_behind": False,
+        "circuit_open": fields.get("state") == "open",
+        "replicas": [],
+    }
+    usual |= dict.fromkeys(("paused_reason", "failure", "warning"), "")
+    usual |= dict.fromkeys(("oldest_pending_seconds", "muted_seconds"), 0.0)
+    usual |= dict.fromkeys(("open_on", "processes", "failures", "dead_letters"), 0)
+    return EndpointDocument.model_validate(dict.fromkeys(EndpointDocument.model_fields) | usual | fields)
 
 
 def reason_count(kind: str, reason: str, count: int, *newest: str) -> ReasonCount:

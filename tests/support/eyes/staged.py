@@ -12,13 +12,13 @@ from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import StatusSample, status_report
 from sweeperd.ops.processes import Processes, ProcessNote
 from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import Due, EndpointStatus, Rate, ReplayDocument, ShardStatus
+from sweeperd.ops.status import Due, Rate, ReplayDocument, ReplicaDocument, ShardStatus
 from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.web.server import WebServer
-from tests.support.builders import last_walk
+from tests.support.builders import endpoint_status, last_walk
 
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240
@@ -97,9 +97,9 @@ def hour(
     return samples
 
 
-def replica(process: str, **fields: Any) -> CircuitNote:
+def replica(process: str, **fields: Any) -> ReplicaDocument:
     """One process that delivers to an endpoint."""
-    return CircuitNote(process=process, at=NOW_MS, rate_window=60.0, **fields)
+    return ReplicaDocument.of(CircuitNote(process=process, at=NOW_MS, rate_window=60.0, **fields))
 
 
 def both(*processes: str) -> Processes:
@@ -136,35 +136,35 @@ def busy() -> Shards:
         quarantined=3,
         tick=tick(expired=128_440, rate=8.4),
         endpoints=(
-            EndpointStatus(
+            endpoint_status(
                 "billing",
                 pending=2,
                 oldest_pending_seconds=0.4,
                 processes=2,
-                rate=Rate(8.43, 60.0),
+                rate=8.43,
                 replicas=(replica("sweeperd-6d9f-1", rate=4.2), replica("sweeperd-6d9f-2", rate=4.23)),
             ),
-            EndpointStatus(
+            endpoint_status(
                 "crm",
                 pending=1827,
                 oldest_pending_seconds=1322,
-                circuit_open=True,
+                state="open",
                 open_on=1,
                 processes=2,
                 failures=11,
                 failure="HTTP 503",
-                rate=Rate(0.02, 60.0),
+                rate=0.02,
                 replicas=(
                     replica("sweeperd-6d9f-2", probe_at=NOW_MS, failures=11, reason="HTTP 503"),
                     replica("sweeperd-6d9f-1", rate=0.02),
                 ),
             ),
-            EndpointStatus(
+            endpoint_status(
                 "warehouse",
                 pending=0,
                 dead_letters=4,
                 processes=2,
-                rate=Rate(8.1, 60.0),
+                rate=8.1,
                 replicas=(replica("a"),),
                 replay=ReplayDocument(
                     since=NOW_MS - 7_200_000,
@@ -209,9 +209,9 @@ def busy() -> Shards:
         tick=tick(expired=91_207, rate=5.1, by="sweeperd-6d9f-2", age_ms=1100),
         sweeping="sweeperd-6d9f-2",
         endpoints=(
-            EndpointStatus("billing", pending=1, oldest_pending_seconds=0.2, processes=2, rate=Rate(5.1, 60.0)),
-            EndpointStatus("crm", pending=0, processes=2, rate=Rate(5.1, 60.0)),
-            EndpointStatus("warehouse", pending=0, processes=2, rate=Rate(5.1, 60.0)),
+            endpoint_status("billing", pending=1, oldest_pending_seconds=0.2, processes=2, rate=5.1),
+            endpoint_status("crm", pending=0, processes=2, rate=5.1),
+            endpoint_status("warehouse", pending=0, processes=2, rate=5.1),
         ),
         rate=Rate(5.12, 60.0),
         processes=both("sweeperd-6d9f-1", "sweeperd-6d9f-2"),

@@ -5,40 +5,40 @@ import shlex
 import pytest
 
 from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.status import EndpointStatus, ShardStatus
-from tests.support.builders import kind_status, last_walk, processes, reason_count
+from sweeperd.ops.status import EndpointDocument, ShardStatus
+from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count
 
 
 @pytest.mark.parametrize(
     ("endpoint", "runbook", "last"),
     [
-        (EndpointStatus("a", pending=0), "", "sweeperd endpoints attempts a"),
-        (EndpointStatus("a", paused_at_ms=1), "sweeperdendpointpaused", "sweeperd endpoints resume a"),
-        (EndpointStatus("a", circuit_open=True), "sweeperdcircuitopen", "sweeperd endpoints resume a"),
-        (EndpointStatus("a", falling_behind=True), "sweeperddeliveriesrunningout", "sweeperd endpoints test a"),
-        (EndpointStatus("a", oldest_pending_seconds=901), "sweeperddeliveriesstuck", "sweeperd endpoints test a"),
-        (EndpointStatus("a", dead_letters=2), "sweeperdgrouplost", "sweeperd dead-letters replay --endpoint a"),
+        (endpoint_status("a", pending=0), "", "sweeperd endpoints attempts a"),
+        (endpoint_status("a", state="paused", paused_at=1), "sweeperdendpointpaused", "sweeperd endpoints resume a"),
+        (endpoint_status("a", state="open"), "sweeperdcircuitopen", "sweeperd endpoints resume a"),
+        (endpoint_status("a", falling_behind=True), "sweeperddeliveriesrunningout", "sweeperd endpoints test a"),
+        (endpoint_status("a", oldest_pending_seconds=901), "sweeperddeliveriesstuck", "sweeperd endpoints test a"),
+        (endpoint_status("a", dead_letters=2), "sweeperdgrouplost", "sweeperd dead-letters replay --endpoint a"),
         (
-            EndpointStatus("a", pending=0, dead_letters=2),
+            endpoint_status("a", pending=0, dead_letters=2),
             "sweeperddeadletters",
             "sweeperd dead-letters replay --endpoint a",
         ),
-        (EndpointStatus("a", configured=False), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
+        (endpoint_status("a", state="unknown"), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
     ],
 )
-def test_an_endpoint(endpoint: EndpointStatus, runbook: str, last: str) -> None:
+def test_an_endpoint(endpoint: EndpointDocument, runbook: str, last: str) -> None:
     advice = endpoint_advice(endpoint)
     assert (advice.runbook, advice.commands[-1]) == (runbook, last)
 
 
 def test_a_name_with_spaces_is_quoted_and_the_shard_is_named() -> None:
-    advice = endpoint_advice(EndpointStatus("a b; rm -rf /", configured=False), ("--shard", "eu"))
+    advice = endpoint_advice(endpoint_status("a b; rm -rf /", state="unknown"), ("--shard", "eu"))
     assert shlex.split(advice.commands[0])[-3:] == ["a b; rm -rf /", "--shard", "eu"]
 
 
 @pytest.mark.parametrize("name", ["x" * 10_000, "\x1b[31m", "\u202eabc", "one\ntwo"])
 def test_a_command_that_cannot_be_copied_is_not_offered(name: str) -> None:
-    assert endpoint_advice(EndpointStatus(name, configured=False)).commands == ("",)
+    assert endpoint_advice(endpoint_status(name, state="unknown")).commands == ("",)
 
 
 def test_a_reason_of_a_kind() -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.ops.health import DETAILS, HealthLevel, ShardView, summarize_health
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from tests.support.builders import last_sweep, processes
+from sweeperd.ops.status import Due, ShardStatus
+from tests.support.builders import endpoint_status, last_sweep, processes
 
 NOW = 1_795_000_000_000
-HOOK = EndpointStatus("hook", pending=0)
+HOOK = endpoint_status("hook", pending=0)
 WELL = ShardStatus("eu", "redis:6379", now_ms=NOW, tick=last_sweep(NOW - 2000), endpoints=(HOOK,))
 SETTINGS = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": "http://localhost/"}]}})
 
@@ -32,7 +32,7 @@ def swept(seconds_ago: int) -> object:
 
 
 def waiting(**about: object) -> ShardView:
-    return view(endpoints=(replace(HOOK, **about),))  # type: ignore[arg-type]
+    return view(endpoints=(HOOK.model_copy(update=about),))
 
 
 def running(**duties: bool) -> ShardView:
@@ -99,7 +99,7 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
     ("about", "expected"),
     [
         (waiting(pending=5, oldest_pending_seconds=50), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
-        (waiting(muted_seconds=30), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
+        (waiting(state="muted", muted_seconds=30), (HealthLevel.GOOD, "Yes", ("no event waits for long",))),
         (
             waiting(pending=5, oldest_pending_seconds=61),
             (HealthLevel.WATCH, "Not quite", ("hook: 5 wait, the oldest for 1 m 1 s",)),
@@ -109,21 +109,21 @@ def test_whether_we_keep_up(about: ShardView, expected: Told) -> None:
             (HealthLevel.BAD, "No", ("hook: 5,000 wait, the oldest for 16 m 40 s",)),
         ),
         (
-            waiting(pending=1, oldest_pending_seconds=3, circuit_open=True, failures=5),
+            waiting(pending=1, oldest_pending_seconds=3, state="open", failures=5),
             (HealthLevel.BAD, "No", ("hook: circuit open; 1 wait, the oldest for 3.0 s",)),
         ),
         (
             waiting(falling_behind=True, warning="falls behind"),
             (HealthLevel.WATCH, "Not quite", ("hook falls behind; nothing waits",)),
         ),
-        (waiting(paused_at_ms=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
+        (waiting(state="paused", paused_at=NOW), (HealthLevel.BAD, "No", ("hook is paused; nothing waits",))),
         (waiting(pending=None), (HealthLevel.WATCH, "Not quite", ("hook: it has no consumer group",))),
         (
-            waiting(pending=None, paused_at_ms=NOW),
+            waiting(pending=None, state="paused", paused_at=NOW),
             (HealthLevel.BAD, "No", ("hook is paused; it has no consumer group",)),
         ),
         (
-            waiting(configured=False, pending=None, dead_letters=7),
+            waiting(state="unknown", pending=None, dead_letters=7),
             (HealthLevel.GOOD, "Yes", ("no event waits for long",)),
         ),
         (ShardView("eu", "", WELL, 4.0, "Connection refused"), (HealthLevel.WATCH, "Not known", ("not known",))),

@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from sweeperd.ops.history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
-from sweeperd.ops.status import Due, EndpointStatus, ShardStatus
-from tests.support.builders import last_sweep
+from sweeperd.ops.status import Due, ShardStatus
+from tests.support.builders import endpoint_status, last_sweep
 
 
 class World:
@@ -30,7 +30,7 @@ class World:
             now_ms=int(self.now * 1000),
             due=Due(self.reads, 0, self.reads),
             tick=last_sweep(0, 10 * self.reads),
-            endpoints=(EndpointStatus("hook", pending=self.reads), EndpointStatus("gone", configured=False)),
+            endpoints=(endpoint_status("hook", pending=self.reads), endpoint_status("gone", state="unknown")),
         )
 
 

@@ -7,8 +7,7 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.ops.history import TEXT, UNKNOWN, StatusSample, status_report
-from sweeperd.ops.status import EndpointStatus
-from tests.support.builders import shard_view
+from tests.support.builders import endpoint_status, shard_view
 from tests.support.eyes.staged import busy, settings
 
 
@@ -45,14 +44,14 @@ def test_no_part_of_a_url_that_can_hold_a_secret_is_told() -> None:
 )
 def test_whom_it_is_sent_to(url: str, place: str) -> None:
     ours = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": url}]}})
-    (shard,) = status_report(ours, [(shard_view(endpoints=(EndpointStatus("hook"),)), [])], 0.0)["shards"]
+    (shard,) = status_report(ours, [(shard_view(endpoints=(endpoint_status("hook"),)), [])], 0.0)["shards"]
     assert shard["status"]["endpoints"][0]["place"] == place
 
 
 def test_hostile_texts_are_short_and_readable() -> None:
     name = "\x1b[31m\u202e<script>alert(1)</script>\n" + "x" * 10_000
-    others = tuple(EndpointStatus(f"{name}{number}", configured=False, dead_letters=1) for number in range(50))
-    hostile = shard_view(name, sweeping=name, endpoints=(EndpointStatus("hook"), *others))
+    others = tuple(endpoint_status(f"{name}{number}", state="unknown", dead_letters=1) for number in range(50))
+    hostile = shard_view(name, sweeping=name, endpoints=(endpoint_status("hook"), *others))
     (shard,) = status_report(settings("hook"), [(hostile, [])], 0.0)["shards"]
     listed = shard["status"]["endpoints"]
     assert len(listed) == 1 + UNKNOWN

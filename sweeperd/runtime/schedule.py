@@ -41,10 +41,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import redis
-from apscheduler.schedulers.background import BackgroundScheduler
 from hiredis import pack_command
 
 from sweeperd.progress import Progress
@@ -53,6 +52,9 @@ from sweeperd.store.lease import Lease, process_name
 from sweeperd.store.scripts import Command, micros_of, run_commands, server_clock
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
+
+if TYPE_CHECKING:
+    from apscheduler.schedulers.background import BackgroundScheduler
 
 log = logging.getLogger(__name__)
 
@@ -413,7 +415,7 @@ class Schedule:
         self.progress = Progress()
         self.thread = threading.Thread(target=self._run, name=f"schedule-{shard.name}", daemon=True)
 
-    def start(self, scheduler: BackgroundScheduler) -> None:
+    def start(self, scheduler: "BackgroundScheduler") -> None:
         """Begin with a full tick of each kind. Raises RuntimeError if the system gives no more threads."""
         self._scheduler = scheduler
         self.thread.start()

@@ -1,7 +1,6 @@
 """Parses and checks the values of settings: durations, names, secrets and their references, addresses, certificates."""
 
 import base64
-import binascii
 import hashlib
 import os
 import re
@@ -151,13 +150,19 @@ def clean_secret(text: str) -> str:
     while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
         text = _strip(text[1:-1])
     if known := re.match(rf"(?:v1a?,\s*)?({SHARED}|{PRIVATE})", text, re.IGNORECASE):
-        return known[1].lower() + text[known.end() :]
+        prefix, key = known[1].lower(), text[known.end() :]
+        if SHARED in key or PRIVATE in key:
+            raise ValueError(_damaged(prefix))  # pasted twice: as URL-safe base64 the text may decode to another key
+        return prefix + key
     if PUBLIC in text.lower():
         raise ValueError(f"{PUBLIC} is a public key, for the receiver; the secret is its private key, {PRIVATE}")
     if damaged := re.search("whsec|whsk_", text, re.IGNORECASE):
-        prefix = SHARED if damaged[0].lower() == "whsec" else PRIVATE
-        raise ValueError(f"looks like a damaged {prefix} secret: it must be {prefix} and base64, and nothing else")
+        raise ValueError(_damaged(SHARED if damaged[0].lower() == "whsec" else PRIVATE))
     return text
+
+
+def _damaged(prefix: str) -> str:
+    return f"looks like a damaged {prefix} secret: it must be {prefix} and base64, and nothing else"
 
 
 def _strip(text: str) -> str:
@@ -210,7 +215,7 @@ def _decode(secret: str, prefix: str) -> bytes:
     text = secret.removeprefix(prefix).rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except binascii.Error:
+    except ValueError:  # binascii.Error, or a character beyond ASCII
         raise ValueError(f"what follows {prefix} is not base64") from None
 
 

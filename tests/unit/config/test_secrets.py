@@ -112,6 +112,11 @@ DAMAGED = "looks like a damaged whsec_ secret: it must be whsec_ and base64, and
             (value, DAMAGED)
             for value in ("whsec-YWJj", "whsecYWJj", "SECRET=whsec_YWJj", "Bearer whsec_YWJj", '"whsec_YWJj')
         ),
+        # Pasted twice: URL-safe base64 holds these letters too, so the text would decode to another key.
+        ("whsec_whsec_YWJjYWJj", DAMAGED),
+        ("whsec_YWJjYWJjwhsec_YWJjYWJj", DAMAGED),
+        ("whsk_whsk_YWJj", DAMAGED.replace("whsec_", "whsk_")),
+        ("whsec_YWJjYW\u2026", "what follows whsec_ is not base64"),
         ("env:JSON", DAMAGED),
         ("whpk_YWJj", "whpk_ is a public key, for the receiver; the secret is its private key, whsk_"),
         ("key: whsk_YWJj", DAMAGED.replace("whsec_", "whsk_")),

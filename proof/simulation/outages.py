@@ -1,13 +1,15 @@
 """
-A last outage, after all is settled: the circuits of all processes open, and no event that could be a probe is left.
-Then the receiver is back, and gets what it wants.
+What comes last, after all is settled. An outage: the circuits of all processes open, no event that could be a probe is
+left, and then the receiver is back. Or ticks over what is due that never end, beside an entry that only a full tick
+sees.
 """
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from proof.simulation.clients import Wanted
+from proof.simulation.clients import ACTION, UNIT, Wanted
 from proof.simulation.faults import TAKE_OVER
 from proof.simulation.kernel import Failure, Host
 from proof.simulation.receivers import Behaviour
@@ -30,6 +32,54 @@ UNWANTED, UNWANTED_EVERY = 30, 0.1
 FLOODED = 10.0
 #: Adds events that no endpoint wants.
 FLOOD = "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'type', 'system.noise', 'id', '-') end"
+
+#: How often an entry becomes due while ticks are busy, and how long they have been when the late entry comes; seconds.
+BUSY_EVERY, BUSY_FOR = 0.2, 10.0
+#: Beside the interval, how long the late entry may wait, seconds.
+LATE = 10.0
+#: Moves the deadline of a reservation into the past, in its hash and in the index.
+BACKDATE = """
+local at = string.format('%d', redis.call('TIME')[1] * 1000 - ARGV[2])
+redis.call('HSET', KEYS[1], 'expires_at', at)
+redis.call('ZADD', KEYS[2], at, ARGV[1])
+"""
+
+
+class BusyTicks:
+    """While something is always due, an entry that is indexed after its deadline expires too. `run`: see `Outage`."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation, self._kernel, plan = simulation, simulation.kernel, simulation.plan
+        rng = random.Random(f"{plan.seed} busy")
+        self._plan, self._shard_plan = plan, rng.choice(plan.shards)
+        self._client = Wanted(plan, self._shard_plan, NUMBER + 1, rng)
+        self._ends = False
+        self.over = False
+
+    def run(self) -> None:
+        """Raises Failure."""
+        settings = RedisSettings.model_validate({"url": self._shard_plan.url})
+        shard = Shard(settings, self._shard_plan.prefix, self._shard_plan.name)
+        self._simulation.note("busy ticks")
+        self._kernel.spawn("busy", self._expire, Host("client-busy"))
+        self._kernel.pause(BUSY_FOR)
+        ledger = self._client.ledger
+        minute = timedelta(minutes=1)
+        made = ledger.reserve("acme", ["tenant:acme"], UNIT, 1, ttl=minute, action=ACTION, idempotency_key="late")
+        entry = made.reservation_id.encode()
+        reservation = shard.keys.reservation(entry)
+        shard.client.eval(BACKDATE, 2, reservation, shard.keys.reservation_index, entry, 60_000)
+        until = self._kernel.now + self._simulation.settings.sweep.interval.total_seconds() + LATE
+        while shard.client.hget(reservation, "state") != b"EXPIRED":
+            if self._kernel.now > until:
+                raise Failure("an entry that is indexed after its deadline expires beside busy ticks", str(entry))
+            self._kernel.pause(0.5)
+        self._ends = self.over = True
+
+    def _expire(self) -> None:
+        while not self._ends:
+            self._client.expire(1)
+            self._kernel.pause(BUSY_EVERY)
 
 
 class Outage:

@@ -79,6 +79,8 @@ class Plan:
     trickle: bool = False
     #: How a receiver fails for the last time, after all is settled (see `outages`); empty: it does not.
     outage: str = ""
+    #: Whether something is always due at the end, while an entry is indexed after its deadline (see `outages`).
+    busy: bool = False
 
     @property
     def clean(self) -> bool:
@@ -153,6 +155,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
         not clean and random.Random(f"{seed} trickle").random() < 0.5,
         "" if clean else random.Random(f"{seed} outage").choice(["", "", "", "flood", "orphan"]),
+        document["sweep"]["precision"] != "0s" and random.Random(f"{seed} busy").random() < 0.5,
     )
 
 

@@ -4,6 +4,7 @@ only. `python -m proof.simulation --planted` counts the seeds that each needs to
 """
 
 import contextlib
+import dataclasses
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import redis
 
 import sweeperd.delivery.relay
 import sweeperd.ops.reconcile.counters
+import sweeperd.runtime.schedule
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
@@ -231,6 +233,18 @@ def lease_for_ever() -> None:
 @planted("a task waits for the host's clock after the clock was set back")
 def clock_set_back() -> None:
     put(PeriodicTask, "catch_up", lambda _: None)
+
+
+@planted("a tick over what is due takes the place of the full tick")
+def full_tick_swallowed() -> None:
+    def make(original: Any) -> Any:
+        def order(state: Any, tick: Any, at: Any, rules: Any) -> Any:
+            after, ordered = original(state, tick, at, rules)
+            return dataclasses.replace(after, full_at=at.now + rules.interval), ordered
+
+        return order
+
+    replace(sweeperd.runtime.schedule, "_order", make)
 
 
 @planted("a script that the server has forgotten is not sent again")

@@ -37,7 +37,7 @@ from proof.simulation.hosts import Replica, process_name
 from proof.simulation.invariants import Book
 from proof.simulation.kernel import Failure, Host
 from proof.simulation.operators import Operators
-from proof.simulation.outages import Outage
+from proof.simulation.outages import BusyTicks, Outage
 from proof.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from proof.simulation.planted import PLANTED, plant
 from proof.simulation.receivers import Behaviour, Receiver, transport
@@ -182,7 +182,9 @@ class Simulation:
         if self.plan.trickle:
             self._trickle()
         if self.plan.outage:
-            self._outage()
+            self._last(Outage(self))
+        if self.plan.busy and not self.plan.rival and self.settings.reservations.enabled:
+            self._last(BusyTicks(self))
         self._until(self.kernel.now + WATCHED)
         self._finish()
 
@@ -208,11 +210,10 @@ class Simulation:
             client.stop = True
         self._settle()
 
-    def _outage(self) -> None:
-        """A last outage of one receiver; see `outages`."""
-        outage = Outage(self)
-        self.kernel.spawn("outage", outage.run, Host("client-outage"))
-        while not outage.over:
+    def _last(self, last: Outage | BusyTicks) -> None:
+        """What comes last; see `outages`."""
+        self.kernel.spawn("last", last.run, Host("client-last"))
+        while not last.over:
             self._until(self.kernel.now + CHECK_EVERY)
         self._settle()
 

@@ -259,8 +259,8 @@ def _hear(state: State, heard: Heard, at: Moment, rules: Rules) -> tuple[State, 
             return _completed(state, heard, at, rules), None
         case Signal.STOOD_BY:
             since = at.now if state.stood_by_since is None else state.stood_by_since
-            led = state.led
-            state = replace(_ended(state, at, rules), stood_by_since=since, poll_at=at.now)
+            led, poll_at = state.led, state.since + (rules.precision or 0.0)
+            state = replace(_ended(state, at, rules), stood_by_since=since, poll_at=poll_at)
             return _enter(state, Phase.STANDING_BY if led else Phase.SUSPECTING, at, rules), None
         case Signal.BARRED:
             return _enter(_ended(state, at, rules), Phase.WAITING, at, rules), None
@@ -276,13 +276,15 @@ def _completed(state: State, heard: Complete, at: Moment, rules: Rules) -> State
         others_note_ms=None if heard.noted else state.others_note_ms,
         seen_ms=heard.seen_ms,
         head_ms=math.inf,
-        grace_end_ms=heard.grace_end_ms,
+        # What had ended by then, the tick has decided, or it was gone.
+        grace_end_ms=heard.grace_end_ms if heard.grace_end_ms > heard.seen_ms else math.inf,
+        # However short the tick was, the first poll comes a precision after it was ordered.
+        poll_at=ordered_at + (rules.precision or 0.0),
         stood_by_since=state.stood_by_since if heard.alone else None,
     )
     if leads:
-        # However short the tick was, the first poll comes a precision after it was ordered.
-        return _enter(replace(state, poll_at=ordered_at + (rules.precision or 0.0)), Phase.LEADING, at, rules)
-    return _enter(replace(state, poll_at=at.now, read_at=-math.inf), Phase.FOLLOWING, at, rules)
+        return _enter(state, Phase.LEADING, at, rules)
+    return _enter(replace(state, read_at=-math.inf), Phase.FOLLOWING, at, rules)
 
 
 def _polled(state: State, heard: Polled, at: Moment, rules: Rules) -> tuple[State, Tick | None]:

@@ -170,14 +170,23 @@ def test_a_tick_of_the_leader_is_complete(led: bool, noted: bool) -> None:
 
 def test_a_tick_is_complete_and_it_is_unknown_who_leads() -> None:
     done = step(ticking(Tick()), COMPLETE)
-    assert (done.state.phase, done.action) == (Phase.FOLLOWING, Poll(head=True, note=True, clock=False, lease=False))
-    assert step(done.state, Polled(LATER, OURS)).state.phase is Phase.LEADING
+    assert (done.state.phase, done.action) == (Phase.FOLLOWING, None)
+    assert done.wake_at == pytest.approx(NOW - 0.01 + 0.05)
+    later = step(done.state, now=done.wake_at)
+    assert later.action == Poll(head=True, note=True, clock=False, lease=False)
+    assert step(later.state, Polled(LATER, OURS)).state.phase is Phase.LEADING
+
+
+def test_a_grace_that_ended_before_a_complete_tick_calls_for_no_other() -> None:
+    """Its entry may be gone without a trace, after a flush for example."""
+    done = step(ticking(FULL, led=True), Complete(SEEN + 5, SEEN + 5, noted=False))
+    assert done.state.grace_end_ms == math.inf
 
 
 def test_another_process_holds_the_lease() -> None:
     done = step(ticking(WOKEN, led=True), Signal.STOOD_BY)
     assert (done.state.phase, done.state.stood_by_since) == (Phase.STANDING_BY, NOW)
-    assert isinstance(done.action, Poll)
+    assert isinstance(step(done.state, now=NOW + 0.05).action, Poll)
     assert step(ticking(Tick(SEEN)), Signal.STOOD_BY).state.phase is Phase.SUSPECTING
 
 

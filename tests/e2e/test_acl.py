@@ -169,7 +169,7 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
         "EXPIRE reservation:res_one 1",
         "XDEL sweeperd:events 1-1",
         "XGROUP DESTROY other billing",
-        "XGROUP SETID sweeperd:events billing 0",
+        "XGROUP SETID other billing 0",
         # Commands that it has, on keys that are not its own.
         "GET other",
         "SET other text",

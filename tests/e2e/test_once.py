@@ -25,6 +25,7 @@ KEYS = {
     "not_due",
     "not_found",
     "quarantined",
+    "held",
     "errors",
     "delivered",
     "undelivered",

@@ -70,11 +70,11 @@ MUTATIONS = {
         "redis.call('ZREM', request.index, request.id)",
         "",
     ),
-    "expire tells of somebody else": (Property.TOLD_ONCE, "'*', 'id', ARGV[1]", "'*', 'id', 'nobody'"),
+    "expire tells of somebody else": (Property.TOLD_ONCE, "'*', 'id', id,", "'*', 'id', 'nobody',"),
     "expire tells of nobody": (
         Property.TOLD_ONCE,
-        "if type(added) == 'table' then",
-        "call('XDEL', KEYS[3], added)\nif type(added) == 'table' then",
+        "if type(added) ~= 'table' then",
+        "redis.call('XDEL', stream, added)\n  if type(added) ~= 'table' then",
     ),
     "grace does not end": (
         Property.ENDED,

@@ -44,7 +44,7 @@ def the_index_gets_back_what_it_lost(system: System) -> None:
         terminal.ask()
         shown, pages = terminal.seen, scans(system)
         assert all(any(f"lost-{number}" in line.split() for line in shown.splitlines()) for number in range(LOST))
-        assert f"Mend {LOST} of these in the index?" in shown
+        assert f"Mend {LOST} of these?" in shown
         assert system.client.zscore("reservation:ttl", "lost-0") is None, "nothing is changed before the answer"
         terminal.answer("y")
         code, shown = terminal.end()

@@ -15,8 +15,9 @@ pytestmark = pytest.mark.every_redis
 
 RIGHTS = (
     "~sweeperd:events ~sweeperd:dead-letters ~sweeperd:endpoints ~sweeperd:groups ~sweeperd:circuits ~sweeperd:actions "
-    "~sweeperd:action-counts ~sweeperd:attempts:* +client|setname +select +time +eval +evalsha +hget +hgetall +hset "
-    "+hdel +xlen +xtrim +xrange +xrevrange +xadd +xdel +xpending +xack +xclaim +xreadgroup +xgroup|create "
+    "~sweeperd:action-counts ~sweeperd:attempts:* ~sweeperd:filters "
+    "+client|setname +select +time +eval +evalsha +hget +hgetall +hset +hdel +xlen "
+    "+xtrim +xrange +xrevrange +xadd +xdel +xpending +xack +xclaim +xreadgroup +xgroup|create "
     "+xgroup|destroy +xgroup|delconsumer +xinfo|stream +xinfo|groups"
 )
 #: Granted for a database number in the URL.
@@ -52,7 +53,7 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
             ["replay", "--endpoint", "billing", "--cancel", "--yes"],
         ):
             result = invoke(*arguments, url=url, endpoints=[{"name": "billing", "url": receiver.url}])
-            assert (result.exit_code, "permissions" in result.stderr) == (0, False), arguments
+            assert (result.exit_code, "permissions" in result.stderr) == (0, False), (arguments, result.stderr)
     used = {name.removeprefix("cmdstat_").split("|")[0] for name in client.info("commandstats")}
     granted = {rule[1:].split("|")[0] for rule in RIGHTS.split() if rule.startswith("+")}
     assert granted - used <= SPARE | {"client"}

@@ -21,6 +21,7 @@ from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_s
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check.data import trials
+from sweeperd.runtime.schedule import Complete
 from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store import Shard, open_shards
 from tests.integration.conftest import Cli
@@ -286,7 +287,7 @@ def test_a_server_that_replicates_scripts_as_they_are(
         settings = settings_for(server.url)
         metrics = Metrics()
         (sweep,) = kind_sweeps(ShardContext(settings, shard, metrics, threading.Event(), 1))
-        assert sweep.run() == ""
+        assert isinstance(sweep.run(), Complete)
     assert client.hget("reservation:res_one", "state") == b"EXPIRED"
     labels = {"shard": "default", "kind": "reservations", "outcome": "expired"}
     assert metrics.registry.get_sample_value("sweeperd_candidates_total", labels) == 1

@@ -1,6 +1,5 @@
 """The daemons of a chaos soak: they can be killed, paused, reloaded, and have a clock of their own."""
 
-import functools
 import json
 import os
 import signal
@@ -20,7 +19,6 @@ OBEY_LIMIT = 90.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-@functools.cache
 class Replica:
     """One daemon after the other, with the same name, settings and clock. Threads may share it."""
 

@@ -6,13 +6,12 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import click
 from pydantic import Field
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, Verb, selecting
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
@@ -112,21 +111,8 @@ def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> Non
         warn(f"there are more than {limit}; --limit shows more")
 
 
-def selecting(function: Callable[..., None]) -> Callable[..., None]:
-    """The arguments of the commands that change dead letters."""
-    for decorator in (
-        changing,
-        click.option("--all", "everything", is_flag=True, help="All there are."),
-        tenant_option,
-        endpoint_option,
-        click.argument("ids", nargs=-1, metavar="[ID]..."),
-    ):
-        function = decorator(function)
-    return function
-
-
 @command.command("replay")
-@selecting
+@selecting(endpoint=endpoint_option, tenant=tenant_option)
 def replay(change: Change, **selected: Any) -> None:
     """
     Deliver dead letters to their endpoint again: by ID, by --endpoint, by --tenant, or --all.
@@ -134,28 +120,22 @@ def replay(change: Change, **selected: Any) -> None:
     The webhook has the same webhook-id as before, and webhooks.max_age counts anew. If an endpoint is no
     longer in the configuration, or no longer asks for the tenant, its letters stay dead letters.
     """
-    _change_letters(change, _Verb(Action.REPLAY, "Deliver {} again?", "replayed", _replay), **selected)
+    _change_letters(change, Verb(Action.REPLAY, "Deliver {} again?", "replayed", _replay), **selected)
 
 
 @command.command("drop")
-@selecting
+@selecting(endpoint=endpoint_option, tenant=tenant_option)
 def drop(change: Change, **selected: Any) -> None:
     """
     Remove dead letters for good: by ID, by --endpoint, by --tenant, or --all.
 
     With --json the letters are printed whole, so the output can serve as a copy.
     """
-    _change_letters(change, _Verb(Action.DROP, "Drop {} for good?", "dropped", _drop), **selected)
+    _change_letters(change, Verb(Action.DROP, "Drop {} for good?", "dropped", _drop), **selected)
 
 
-@dataclass(frozen=True)
-class _Verb:
-    """A way to change dead letters. `act` returns why each letter was left; empty if the letter was changed."""
-
-    action: Action
-    question: str
-    done: str
-    act: Callable[[Shard, Sequence[DeadLetter], Sequence[EndpointSettings]], list[str]]
+#: Returns why each letter was left; empty if the letter was changed.
+_Verb = Verb[Callable[[Shard, Sequence[DeadLetter], Sequence[EndpointSettings]], list[str]]]
 
 
 def _replay(shard: Shard, letters: Sequence[DeadLetter], endpoints: Sequence[EndpointSettings]) -> list[str]:
@@ -175,19 +155,37 @@ _Found = tuple[Callable[[], Iterator[DeadLetter]], Counter[str]]
 
 
 def _change_letters(
-    change: Change, verb: _Verb, ids: tuple[str, ...], endpoint: str | None, tenant: str | None, everything: bool
+    change: Change, verb: _Verb, ids: tuple[str, ...], endpoint: str | None, tenant: str | None
 ) -> None:
-    if [bool(ids), bool(endpoint or tenant), everything].count(True) != 1:
-        raise click.UsageError("name dead letters: either by their IDs, or by --endpoint and --tenant, or --all")
     for odd in (letter_id for letter_id in ids if not _ID.fullmatch(letter_id)):
         raise click.UsageError(f"'{printable(shortened(odd))}' is no ID of a dead letter, such as 1795248005123-0")
     _check_endpoint(change, endpoint)
-    found = _find(change, list(dict.fromkeys(ids)), DeadLetterFilter(endpoint, tenant))
-    total = sum((counts for _, (_, counts) in found), Counter[str]())
-    if total:
+    places, log = defaultdict[str, list[str]](list), _Log(change.output, verb.done)
+
+    def find(shard: Shard) -> _Found:
+        # Letters written from now on are not selected: if a replay fails again, the letter is not replayed again.
+        last = None if ids else dead_letters.last_id(shard)
+
+        def letters() -> Iterator[DeadLetter]:
+            if ids:
+                return iter(dead_letters.find(shard, ids))
+            return dead_letters.read(shard, DeadLetterFilter(endpoint, tenant), last) if last else iter(())
+
+        counts = Counter[str]()
+        for letter in letters():
+            counts[letter.endpoint] += 1
+            if ids:
+                places[letter.id].append(shard.name)
+        return letters, counts
+
+    def question(found: Sequence[_Found]) -> str:
+        change.check_named(ids, places, "is not a dead letter")
+        for letter_id, names in places.items():
+            if len(names) > 1:
+                raise click.UsageError(f"{letter_id} is on the shards {' and '.join(names)}; say which with --shard")
+        total = sum((counts for _, counts in found), Counter[str]())
         letters = f"{total.total()} dead letter{'s' * (total.total() > 1)} ({_names(total)})"
-        change.confirm(verb.question.format(letters))
-    log = _Log(change.output, verb.done)
+        return verb.question.format(letters) if total else ""
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:
         letters, names = here[0](), set[str]()
@@ -202,41 +200,14 @@ def _change_letters(
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused: its events wait until `sweeperd endpoints resume {name}`")
 
-    change.act(verb.action, found, work, (lambda here: _names(here[1])) if verb.action is Action.DROP else None)
+    begins = (lambda here: _names(here[1])) if verb.action is Action.DROP else None
+    change.carry_out(verb.action, find, question, work, begins)
     log.end(change)
 
 
 def _names(letters: Mapping[str, int]) -> str:
     """How many letters of each endpoint are selected."""
     return ", ".join(f"{count} of {shortened(name)}" for name, count in sorted(letters.items()))
-
-
-def _find(change: Change, ids: Sequence[str], wanted: DeadLetterFilter) -> list[tuple[Shard, _Found]]:
-    places = defaultdict[str, list[str]](list)
-
-    def find(shard: Shard) -> _Found:
-        # Letters written from now on are not selected: if a replay fails again, the letter is not replayed again.
-        last = None if ids else dead_letters.last_id(shard)
-
-        def letters() -> Iterator[DeadLetter]:
-            if ids:
-                return iter(dead_letters.find(shard, ids))
-            return dead_letters.read(shard, wanted, last) if last else iter(())
-
-        counts = Counter[str]()
-        for letter in letters():
-            counts[letter.endpoint] += 1
-            if ids:
-                places[letter.id].append(shard.name)
-        return letters, counts
-
-    found = change.each(find)
-    for letter_id in ids:
-        if not places[letter_id]:
-            change.fail(f"there is no dead letter {letter_id}")
-        elif len(names := places[letter_id]) > 1:
-            raise click.UsageError(f"{letter_id} is on the shards {' and '.join(names)}; say which with --shard")
-    return found
 
 
 def _check_endpoint(run: Run, endpoint: str | None) -> None:
@@ -261,14 +232,16 @@ class _Log:
         self._output = output
         self._done = done
         self._counts = Counter[bool]()
-        if output.as_json:
-            click.echo(json.dumps(with_address({}))[:-1] + ', "dead_letters": [', nl=False)
+
+    def _between(self) -> str:
+        """The start of the JSON document, or what separates two letters."""
+        return "," if self._counts else json.dumps(with_address({}))[:-1] + ', "dead_letters": ['
 
     def note(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
             become = {"result": "left", "problem": problem} if problem else {"result": self._done}
             document = json.dumps(ChangedLetter.made_of(letter, **become).as_json())
-            click.echo(("," if self._counts else "") + "\n" + document, nl=False)
+            click.echo(f"{self._between()}\n{document}", nl=False)
         else:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
@@ -281,7 +254,8 @@ class _Log:
     def end(self, change: Change) -> None:
         done, left = self._counts[True], self._counts[False]
         if self._output.as_json:
-            click.echo(f'], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
+            start = "" if self._counts else self._between()
+            click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
         elif not self._counts:
             self._output.say("there are no such dead letters")
         else:

@@ -5,12 +5,12 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import click
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, moment
 from sweeperd.cli.output import Cell, Output, timestamp
 from sweeperd.cli.shards import Run, endpoint_of, on_shards
@@ -105,9 +105,11 @@ def paused_since(paused_at: float | None, reason: str) -> str:
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
     """Send nothing to an endpoint until `resume`. Events wait, and none is lost. Every daemon obeys within seconds."""
-    found, results = _states(change, name), list[ChangedEndpoint]()
-    if any(not before.paused for _, before in found):
-        change.confirm(f"Pause {name}?")
+    endpoint_of(change.settings, name)
+    results = list[ChangedEndpoint]()
+
+    def question(found: Sequence[EndpointState]) -> str:
+        return "" if all(before.paused for before in found) else f"Pause {name}?"
 
     def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
         if before.paused:
@@ -120,7 +122,7 @@ def pause(change: Change, name: str, reason: str) -> None:
         results.append(ChangedEndpoint.of(paused, shard=shard.name, changed=True))
         change.output.say(f"{name} is paused on {shard.name}")
 
-    change.act(Action.PAUSE, found, work)
+    change.carry_out(Action.PAUSE, _state_of(name), question, work)
     change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
 
 
@@ -132,9 +134,11 @@ def resume(change: Change, name: str) -> None:
     Send to an endpoint again, from all processes, within seconds. This ends a pause and a mute (Retry-After),
     closes the circuit, and makes waiting events due.
     """
-    found, results = _states(change, name), list[ChangedEndpoint]()
-    if any(before != EndpointState() for _, before in found):
-        change.confirm(f"Resume {name}?")
+    endpoint_of(change.settings, name)
+    results = list[ChangedEndpoint]()
+
+    def question(found: Sequence[EndpointState]) -> str:
+        return "" if all(before == EndpointState() for before in found) else f"Resume {name}?"
 
     def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
         done = endpoints.resume(shard, name)
@@ -144,7 +148,7 @@ def resume(change: Change, name: str) -> None:
         results.append(ChangedEndpoint.of(EndpointState(), shard=shard.name, changed=changed, **more))
         change.output.say(_resumed(name, shard, before, done))
 
-    change.act(Action.RESUME, found, work)
+    change.carry_out(Action.RESUME, _state_of(name), question, work)
     change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
 
 
@@ -158,7 +162,6 @@ def skip(change: Change, name: str, event: str) -> None:
     (evt_...) or the stream id; the log has both. The event can be replayed later, like any dead letter.
     """
     endpoint_of(change.settings, name)
-    change.confirm(f"Make {event} a dead letter of {name}?")
     skipped = list[SkippedEvent]()
 
     def work(shard: Shard, _: None) -> Iterator[Changed]:
@@ -166,7 +169,7 @@ def skip(change: Change, name: str, event: str) -> None:
             yield f"{name} {event}", 1
             skipped.append(SkippedEvent(shard=shard.name, stream_id=stream_id))
 
-    change.act(Action.SKIP, ((shard, None) for shard in change.shards), work)
+    change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Make {event} a dead letter of {name}?", work)
     change.report(SkipDocument(endpoint=name, event=event, skipped=skipped, down=change.down))
     for row in skipped:
         change.output.say(f"{event} is a dead letter of {name} on {row.shard} now")
@@ -192,11 +195,15 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     about to send an event, the event may arrive all the same. While a replay to the endpoint runs, nothing is dropped.
     """
     endpoint = endpoint_of(change.settings, name)
-    found = change.each(lambda shard: _find_backlog(shard, endpoint, before))
-    if total := sum(backlog.found for _, backlog in found):
-        how = "Make {} dead letters?" if letters else "Drop {} for good?"
-        change.confirm(how.format(f"{total} event{'s' * (total > 1)} of {name}"))
     done = list[DroppedBacklog]()
+
+    def find(shard: Shard) -> DroppedBacklog:
+        return _find_backlog(shard, endpoint, before)
+
+    def question(found: Sequence[DroppedBacklog]) -> str:
+        total = sum(backlog.found for backlog in found)
+        how = "Make {} dead letters?" if letters else "Drop {} for good?"
+        return how.format(f"{total} event{'s' * (total > 1)} of {name}") if total else ""
 
     def target(backlog: DroppedBacklog) -> str:
         return f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")
@@ -212,7 +219,9 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
             become = "are dead letters" if letters else "are dropped"
             change.output.say(f"{dropped} events of {name} on {shard.name} {become}")
 
-    change.act(Action.DROP_BACKLOG, found, work, lambda backlog: target(backlog) if backlog.found else "")
+    change.carry_out(
+        Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
+    )
     change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done, down=change.down))
 
 
@@ -242,9 +251,8 @@ def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> st
     return "; ".join([f"{name} is {verb} on {shard.name}", *filter(None, notes)])
 
 
-def _states(change: Change, name: str) -> list[tuple[Shard, EndpointState]]:
-    endpoint_of(change.settings, name)
-    return change.each(lambda shard: EndpointStateStore(shard).read(name))
+def _state_of(name: str) -> Callable[[Shard], EndpointState]:
+    return lambda shard: EndpointStateStore(shard).read(name)
 
 
 @command.command("attempts")

@@ -1,10 +1,10 @@
 """`sweeperd kinds accept`: prove a kind by hand."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.shards import check_name
 from sweeperd.ops.actions import Action
 from sweeperd.ops.status import AcceptedKind, KindAcceptDocument
@@ -32,23 +32,26 @@ def accept(change: Change, name: str) -> None:
     """
     check_name("kind", name, [kind.name for kind in change.settings.kinds])
 
+    accepted = list[AcceptedKind]()
+
     def find(shard: Shard) -> Backlog:
         return measured(shard, kinds_of(change.settings, shard)[name], shard.read_clock())
 
-    found = change.each(find)
-    unproven = [(shard, backlog) for shard, backlog in found if not backlog.proven]
-    if unproven:
-        held = sum(backlog.held for _, backlog in unproven)
-        because = next((f" ({backlog.held_because})" for _, backlog in unproven if backlog.held_because), "")
-        change.confirm(f"Accept the settings of {name}? {held} entries are held{because} and will leave the index.")
-    accepted = [AcceptedKind(shard=shard.name, accepted=False, held=0) for shard, each in found if each.proven]
+    def question(found: Sequence[Backlog]) -> str:
+        unproven = [backlog for backlog in found if not backlog.proven]
+        held = sum(backlog.held for backlog in unproven)
+        because = next((f" ({backlog.held_because})" for backlog in unproven if backlog.held_because), "")
+        text = f"Accept the settings of {name}? {held} entries are held{because} and will leave the index."
+        return text if unproven else ""
 
     def work(shard: Shard, backlog: Backlog) -> Iterator[Changed]:
-        prove(shard, kinds_of(change.settings, shard)[name])
-        yield name, 1
-        accepted.append(AcceptedKind(shard=shard.name, accepted=True, held=backlog.held))
+        if not backlog.proven:
+            prove(shard, kinds_of(change.settings, shard)[name])
+            yield name, 1
+        held = 0 if backlog.proven else backlog.held
+        accepted.append(AcceptedKind(shard=shard.name, accepted=not backlog.proven, held=held))
 
-    change.act(Action.ACCEPT_KIND, unproven, work)
+    change.carry_out(Action.ACCEPT_KIND, find, question, work)
     change.report(KindAcceptDocument(kind=name, shards=accepted, down=change.down))
     for each in accepted:
         text = f"is accepted; held: {each.held}" if each.accepted else "is proven already"

@@ -12,9 +12,9 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, Verb, selecting
 from sweeperd.cli.options import kind_option
-from sweeperd.cli.output import Cell, Output, printable, shortened
+from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.shards import Run, on_shards, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.quarantine import (
@@ -90,21 +90,9 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
             run.output.say(f"{why}: {reasons[why]}", "dim")
 
 
-def selecting(function: Callable[..., None]) -> Callable[..., None]:
-    """The arguments of the commands that change the list."""
-    for decorator in (
-        changing,
-        kind_option,
-        click.option("--all", "everything", is_flag=True, help="All of them."),
-        reason_option,
-        click.argument("ids", metavar="[ID]...", nargs=-1),
-    ):
-        function = decorator(function)
-    return function
-
-
 @command.command("requeue")
-@selecting
+@selecting(reason=reason_option)
+@kind_option
 def requeue(change: Change, **selected: Any) -> None:
     """
     Put entries back into the index after their repair, for the next sweep to decide: by ID, by --reason, or --all.
@@ -112,12 +100,13 @@ def requeue(change: Change, **selected: Any) -> None:
     An entry that a sweep would set aside again stays on the list. It is named with its present reason, and the exit
     code is 1.
     """
-    verb = _Verb(Action.REQUEUE, "Put {} back into the index?", "requeued", Quarantine.requeue)
+    verb: _Verb = Verb(Action.REQUEUE, "Put {} back into the index?", "requeued", Quarantine.requeue)
     _change_entries(change, verb, **selected)
 
 
 @command.command("dismiss")
-@selecting
+@selecting(reason=reason_option)
+@kind_option
 def dismiss(change: Change, **selected: Any) -> None:
     """
     Take entries off the list, and change nothing else: by ID, by --reason, or --all.
@@ -125,30 +114,26 @@ def dismiss(change: Change, **selected: Any) -> None:
     Their hashes and budgets stay as they are. What an ACTIVE one holds stays locked, and no sweep will release it.
     """
     question = "Take {} off the list? What they hold stays locked."
-    _change_entries(change, _Verb(Action.DISMISS, question, "dismissed", Quarantine.dismiss), **selected)
+    _change_entries(change, Verb(Action.DISMISS, question, "dismissed", Quarantine.dismiss), **selected)
 
 
 @command.command("adopt")
-@click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="All of them; this walks over all reservations.")
-@changing
-def adopt_(change: Change, ids: tuple[str, ...], everything: bool) -> None:
+@selecting("All of them; this walks over all reservations.")
+def adopt_(change: Change, ids: tuple[str, ...]) -> None:
     """
     Take over what another sweeper set aside: by ID, or --all. `quarantine list` and `requeue` work for it afterwards.
 
     Another sweeper marks the reservation only. `sweeperd reconcile` finds such marks.
     """
-    if bool(ids) == everything:
-        raise click.UsageError("say which: by ID, or --all")
+    adopted: list[bytes] = []
 
     def find(shard: Shard) -> list[bytes]:
         named = (entry for text in ids for entry in candidates(text))
         return list(dict.fromkeys(named if ids else find_foreign(shard, change.settings.sweep)))
 
-    found = change.each(find)
-    if total := sum(len(wanted) for _, wanted in found):
-        change.confirm(f"Take {'these' if ids else total} into the quarantine?")
-    adopted: list[bytes] = []
+    def question(found: Sequence[list[bytes]]) -> str:
+        total = sum(map(len, found))
+        return f"Take {'these' if ids else total} into the quarantine?" if total else ""
 
     def work(shard: Shard, wanted: Sequence[bytes]) -> Iterator[Changed]:
         target = ""
@@ -158,22 +143,14 @@ def adopt_(change: Change, ids: tuple[str, ...], everything: bool) -> None:
             yield target, len(done)
             adopted.extend(done)
 
-    change.act(Action.ADOPT, found, work)
-    for text in ids:
-        if not change.down and not set(adopted).intersection(candidates(text)):
-            change.fail(f"{shortened(printable(text))} has no mark of another sweeper")
+    change.carry_out(Action.ADOPT, find, question, work)
+    taken = {text for text in ids if set(adopted).intersection(candidates(text))}
+    change.check_named(ids, taken, "has no mark of another sweeper")
     change.report(AdoptDocument(adopted=len(adopted), down=change.down))
     change.output.say(f"adopted {_entries(len(adopted))}")
 
 
-@dataclass(frozen=True)
-class _Verb:
-    """A way to change the list. `question`: {} stands for how many entries."""
-
-    action: Action
-    question: str
-    done: str
-    act: Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]
+_Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]]
 
 
 @dataclass
@@ -202,54 +179,39 @@ class _Tally:
                 self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += amount
 
 
-def _change_entries(
-    change: Change, verb: _Verb, ids: tuple[str, ...], reason: str | None, everything: bool, kind: str | None
-) -> None:
-    if (bool(ids), reason is not None, everything).count(True) != 1:
-        raise click.UsageError("say which: by ID, by --reason, or --all")
-    name = _kind(change, kind, reason)
-    found = _find(change, tuple(dict.fromkeys(ids)), reason, name)
-    total = sum(count for _, (_, count) in found)
-    if total:
-        change.confirm(verb.question.format(_entries(total)))
-    tally = _Tally()
-    with _progress(change.output, verb.done, total) as advance:
-
-        def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
-            for page in verb.act(_quarantine(change, shard, name), here[0]):
-                yield _target(here[0]), sum(not each.problem for each in page)
-                tally.add(shard, page)
-                advance(len(page))
-
-        change.act(verb.action, found, work)
-    _report(change, verb, tally, _reasons(change, name))
-
-
-def _find(
-    change: Change, texts: tuple[str, ...], reason: str | None, kind: str
-) -> list[tuple[Shard, tuple[QuarantineFilter, int]]]:
-    """For each shard: which entries are meant, and how many they are."""
-    seen = set[str]()
+def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: str | None, kind: str | None) -> None:
+    name, seen, tally = _kind(change, kind, reason), set[str](), _Tally()
 
     def find(shard: Shard) -> tuple[QuarantineFilter, int]:
-        quarantine = _quarantine(change, shard, kind)
-        if not texts:
+        """Which entries are meant, and how many they are."""
+        quarantine = _quarantine(change, shard, name)
+        if not ids:
             # What is set aside while the operator thinks is not what the question was about.
             until_ms = quarantine.last_ms()
             wanted = QuarantineFilter(reason=reason, until_ms=until_ms)
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
-        ids = dict[bytes, None]()
-        for text in texts:
+        named = dict[bytes, None]()
+        for text in ids:
             for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
                 seen.add(text)
-                ids[entry.id] = None
-        return QuarantineFilter(tuple(ids)), len(ids)
+                named[entry.id] = None
+        return QuarantineFilter(tuple(named)), len(named)
 
-    found = change.each(find)
-    for text in texts if not change.down else ():  # an entry may be on a shard that does not answer
-        if text not in seen:
-            change.fail(f"{shortened(printable(text))} is not in quarantine")
-    return found
+    def question(found: Sequence[tuple[QuarantineFilter, int]]) -> str:
+        change.check_named(ids, seen, "is not in quarantine")
+        total = sum(count for _, count in found)
+        return verb.question.format(_entries(total)) if total else ""
+
+    def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
+        wanted, count = here
+        with _progress(change.output, verb.done, count) as advance:
+            for page in verb.act(_quarantine(change, shard, name), wanted):
+                yield _target(wanted), sum(not each.problem for each in page)
+                tally.add(shard, page)
+                advance(len(page))
+
+    change.carry_out(verb.action, find, question, work)
+    _report(change, verb, tally, _reasons(change, name))
 
 
 def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, str]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.options import Exit
 from sweeperd.cli.output import Cell, printable, stage_bars
 from sweeperd.cli.shards import check_name, one_kind
@@ -106,35 +106,36 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
 
 def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[WalkedShardDocument]:
     """Walk over a kind, show `limit` findings of each shard, and mend if asked to."""
+    reports, asked = dict[str, WalkedShardDocument](), False
 
     def walk(shard: Shard) -> ReconcileReport:
         subject = subject_of(shard, change.settings, kind, Throttle(rate))
         with stage_bars(lambda stage: f"{shard.name}: {stage}", show=sys.stderr.isatty()) as subject.progress:
-            return reconcile(subject, limit=limit)
+            report = reconcile(subject, limit=limit)
+        reports[shard.name] = report.document(shard)
+        return report
 
-    walked = change.each(walk)
-    reports = {shard.name: report for shard, report in walked}
-
-    def documents() -> list[WalkedShardDocument]:
-        return [reports[shard.name].document(shard) for shard, _ in walked]
+    def question(walked: Sequence[ReconcileReport]) -> str:
+        nonlocal asked
+        count = sum(len(report.mendable) for report in walked) if repair else 0
+        if asked := count > 0 and not change.yes:
+            _show(change, list(reports.values()), repair=True)
+        return f"Mend {count} of these?" if count else ""
 
     def work(shard: Shard, report: ReconcileReport) -> Iterator[Changed]:
-        reports[shard.name] = mended = mend(subject_of(shard, change.settings, kind), report)
-        yield f"index of {kind}", mended.changed
+        if repair and report.mendable:
+            mended = mend(subject_of(shard, change.settings, kind), report)
+            reports[shard.name] = mended.document(shard)
+            yield f"index of {kind}", mended.changed
 
-    count = sum(len(report.mendable) for report in reports.values())
-    asked = bool(repair and count and not change.yes)
+    change.carry_out(Action.REPAIR, walk, question, work)
+    walks = list(reports.values())
     if asked:
-        _show(change, documents(), repair=True)
-        change.confirm(f"Mend {count} of these?")
-    if repair and count:
-        change.act(Action.REPAIR, walked, work)
-    if asked:
-        for each in documents():
+        for each in walks:
             change.output.say(_summary(each))
     else:
-        _show(change, documents(), repair=repair)
-    return documents()
+        _show(change, walks, repair=repair)
+    return walks
 
 
 def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool) -> None:
@@ -231,15 +232,16 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
             yield f"{name} {done.difference.least:+d}", 1
         _report_budget(change, name, done)
 
-    found = change.each(judge)
-    for drift in (judged.difference for _, judged in found if judged.result == DRIFT):
-        if drift is not None:
-            _say_numbers(change, name, drift)
-            question = f"Take {drift.least} out of reserved of {name} and add it to remaining?"
-            if drift.least < 0:
-                question = f"Add {-drift.least} to reserved of {name} and take it from remaining?"
-            change.confirm(question)
-    change.act(Action.REPAIR_BUDGET, found, work)
+    def question(found: Sequence[BudgetRepair]) -> str:
+        for judged in found:
+            if judged.result == DRIFT and (drift := judged.difference) is not None:
+                _say_numbers(change, name, drift)
+                if drift.least < 0:
+                    return f"Add {-drift.least} to reserved of {name} and take it from remaining?"
+                return f"Take {drift.least} out of reserved of {name} and add it to remaining?"
+        return ""
+
+    change.carry_out(Action.REPAIR_BUDGET, judge, question, work)
 
 
 def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:

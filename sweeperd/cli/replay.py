@@ -1,13 +1,13 @@
 """`sweeperd replay`."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import click
 from pydantic import AliasPath, Field
 
-from sweeperd.cli.actions import Change, Changed, changing
+from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
 from sweeperd.cli.output import printable, timestamp
 from sweeperd.cli.shards import endpoint_of, warn
@@ -104,9 +104,7 @@ def command(
     else:
         endpoint = endpoint_of(change.settings, name)
         shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
-        found = change.each(lambda shard: _prepare(shard, endpoint, since, until, shown, event_type))
-        replays = [each for _, each in found]
-        _begin(change, replays, name)
+        replays = _begin(change, lambda shard: _prepare(shard, endpoint, since, until, shown, event_type), name)
         if not detach:
             _wait(change, replays, name)
     values = {"endpoint": name, "cancelled": cancel, "replays": replays, "down": change.down}
@@ -156,21 +154,23 @@ def _other(shard: Shard, note: ReplayNote) -> str:
     )
 
 
-def _begin(change: Change, replays: Sequence[_Replay], name: str) -> None:
-    new = [each for each in replays if not each.running and each.note.events]
-    for each in replays:
-        if each.running:
-            change.output.say(
-                f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events"
-            )
-    if not new:
-        if not any(each.running for each in replays):
+def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[_Replay]:
+    total = 0
+
+    def question(replays: Sequence[_Replay]) -> str:
+        nonlocal total
+        for each in replays:
+            if each.running:
+                text = f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events"
+                change.output.say(text)
+        total = sum(each.note.events for each in replays if not each.running)
+        if not total and not any(each.running for each in replays):
             change.output.say(f"there is no event for {name} in that span")
-        return
-    total = sum(each.note.events for each in new)
-    change.confirm(f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?")
+        return f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?" if total else ""
 
     def begin(shard: Shard, each: _Replay) -> Iterator[Changed]:
+        if each.running or not each.note.events:
+            return
         result, note = replay.begin(shard, each.note)
         if result != "begun":
             why = "another one has begun" if result == "running" else "its first events have been trimmed"
@@ -182,9 +182,10 @@ def _begin(change: Change, replays: Sequence[_Replay], name: str) -> None:
         if why := replay.obstacle(shard, name):
             warn(f"{shard.name}: {why}")
 
-    change.act(Action.REPLAY, [(each.shard, each) for each in new], begin)
-    if any(each.began for each in new):
+    replays = change.carry_out(Action.REPLAY, find, question, begin)
+    if any(each.began for each in replays):
         change.output.say(f"the replay of {total} events to {name} has begun")
+    return replays
 
 
 def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
@@ -215,19 +216,22 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
 
 
 def _cancel(change: Change, name: str) -> list[_Replay]:
-    found = change.each(lambda shard: ReplayStore(shard).read(name))
-    replays = [_Replay(shard, note, running=True) for shard, note in found if note is not None]
-    if not replays:
-        change.output.say(f"no replay to {name} is running")
-        return []
-    change.confirm(f"End the replay to {name}?")
+    def find(shard: Shard) -> _Replay | None:
+        note = ReplayStore(shard).read(name)
+        return None if note is None else _Replay(shard, note, running=True)
 
-    def cancel(shard: Shard, each: _Replay) -> Iterator[Changed]:
+    def question(found: Sequence[_Replay | None]) -> str:
+        if not any(found):
+            change.output.say(f"no replay to {name} is running")
+        return f"End the replay to {name}?" if any(found) else ""
+
+    def cancel(shard: Shard, each: _Replay | None) -> Iterator[Changed]:
+        if each is None:
+            return
         left = ReplayStore(shard).progress(each.note).left
         if replay.cancel(shard, each.note):
             yield f"{name} {described(each.note)}", max(1, left)
             text = f"the replay to {name} on {shard.name} is cancelled: about {left} events are not sent"
             change.output.say(text)
 
-    change.act(Action.CANCEL_REPLAY, [(each.shard, each) for each in replays], cancel)
-    return replays
+    return list(filter(None, change.carry_out(Action.CANCEL_REPLAY, find, question, cancel)))

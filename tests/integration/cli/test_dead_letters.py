@@ -175,10 +175,10 @@ def test_a_dead_shard_hides_no_other(verb: list[str], invoke: Run, server: Serve
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["replay"], "name dead letters: either by their IDs, or by --endpoint and --tenant, or --all"),
-        (["drop"], "name dead letters"),
-        (["drop", "1-1", "--all"], "name dead letters"),
-        (["drop", "--endpoint", "billing", "--all"], "name dead letters"),
+        (["replay"], "say which"),
+        (["drop"], "say which"),
+        (["drop", "1-1", "--all"], "say which"),
+        (["drop", "--endpoint", "billing", "--all"], "say which"),
         (["replay", "one", "--yes"], "'one' is no ID of a dead letter, such as 1795248005123-0"),
         (["replay", "5", "--yes"], "'5' is no ID"),
         (["replay", "-", "--yes"], "'-' is no ID"),
@@ -213,7 +213,7 @@ def test_bad_input(arguments: list[str], problem: str, invoke: Run, shard: Shard
 def test_an_unknown_id(verb: str, invoke: Run, shard: Shard) -> None:
     (letter,) = give_up(shard, ["a"])
     result = invoke("dead-letters", verb, "1-1", letter.decode(), letter.decode(), "--yes", endpoints=ENDPOINTS)
-    assert (result.exit_code, result.stderr) == (1, "sweeperd: there is no dead letter 1-1\n")
+    assert (result.exit_code, result.stderr) == (1, "sweeperd: 1-1 is not a dead letter\n")
     assert result.stdout.splitlines()[-1].startswith("1 ")
 
 

@@ -1,0 +1,128 @@
+"""
+Runs every command that changes something: finds, asks, acts page by page, records, reports.
+
+    @changing
+    def pause(change: Change, name: str) -> None:
+        change.carry_out(Action.PAUSE, find, question, work)
+        change.report({"endpoint": name})
+"""
+
+import contextlib
+import functools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import click
+import redis
+
+from sweeperd.cli.options import Decorator, yes_option
+from sweeperd.cli.output import printable, shortened
+from sweeperd.cli.shards import Run, on_shards, warn
+from sweeperd.ops.actions import Action, begin, record
+from sweeperd.store.errors import describe
+from sweeperd.store.shard import Shard
+
+T = TypeVar("T")
+
+#: The target that a record names, and how many entries of the target were changed.
+Changed = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Verb(Generic[T]):
+    """A way to change the entries of a list. `act` changes a page."""
+
+    action: Action
+    #: {} stands for what was found.
+    question: str
+    #: Such as "requeued".
+    done: str
+    act: T
+
+
+class Change(Run):
+    """One run of a command that changes something."""
+
+    def carry_out(
+        self,
+        action: Action,
+        find: Callable[[Shard], T],
+        question: Callable[[Sequence[T]], str],
+        work: Callable[[Shard, T], Iterable[Changed]],
+        begins: Callable[[T], str] | None = None,
+    ) -> list[T]:
+        """
+        Find on each shard that answers, ask the operator unless --yes is given, and change what was found and nothing
+        else. Each change is recorded, also if Redis or the output fails half-way. Returns what was found.
+
+        `question`: empty if there is nothing to change. The process ends if the operator does not agree.
+        `work`: yields each change as soon as the change is done, and prints afterwards.
+        `begins`: for what cannot be undone, the target that is recorded before the first change, or "" if there is
+        nothing to change. If the command is killed, this record stays.
+        """
+        found = self.each(find)
+        if asked := question([what for _, what in found]):
+            self.output.confirm(asked, yes=self.yes)
+        for shard, what in found:
+            self._act(action, shard, work(shard, what), begins(what) if begins else "")
+        return [what for _, what in found]
+
+    def _act(self, action: Action, shard: Shard, changes: Iterable[Changed], target: str) -> None:
+        """If Redis refuses the record, the action still counts, and a warning says so."""
+        done, begun = Counter[str](), b""
+        with _recording(shard):
+            begun = begin(shard, action, target) if target else b""
+        try:
+            with self.noted(shard):
+                for changed, count in changes:
+                    done[changed] += count
+        finally:
+            for changed, count in sorted(done.items()) or [(target, 0)]:
+                with _recording(shard):
+                    if count or begun:
+                        record(shard, action, changed, count, begun)
+                        begun = b""
+
+    def check_named(self, ids: Iterable[str], found: Collection[str], problem: str) -> None:
+        """Fail for each id that was not found. If a shard is down, the entry may be on that shard."""
+        for text in ids if not self.down else ():
+            if text not in found:
+                self.fail(f"{shortened(printable(text))} {problem}")
+
+
+@contextlib.contextmanager
+def _recording(shard: Shard) -> Iterator[None]:
+    try:
+        yield
+    except redis.RedisError as error:
+        warn(f"{shard.address}: the action is not recorded: {describe(error)}")
+
+
+def changing(command: Callable[..., None]) -> Callable[..., None]:
+    """The options --yes, --json and --shard of a command; the command gets a `Change`."""
+    return yes_option(on_shards(Change)(command))
+
+
+def selecting(all_help: str = "All of them.", **filters: Decorator) -> Decorator:
+    """
+    The arguments of a command that changes the entries of a list: either IDs, or these options, or --all. The command
+    gets the options and each ID once.
+    """
+
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def checked(change: Change, ids: tuple[str, ...], everything: bool, **options: Any) -> None:
+            filtered = any(options[name] is not None for name in filters)
+            if (bool(ids), filtered, everything).count(True) != 1:
+                ways = ["by ID", *(["by " + " and ".join(f"--{name}" for name in filters)] if filters else [])]
+                raise click.UsageError(f"say which: {', '.join(ways)}, or --all")
+            command(change, ids=tuple(dict.fromkeys(ids)), **options)
+
+        selected = click.option("--all", "everything", is_flag=True, help=all_help)(changing(checked))
+        for option in reversed(filters.values()):
+            selected = option(selected)
+        return click.argument("ids", metavar="[ID]...", nargs=-1)(selected)
+
+    return decorated

@@ -155,7 +155,7 @@ class Timing:
 
 
 #: The times of a daemon.
-USUAL = Timing()
+DEFAULT_TIMING = Timing()
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,6 @@ class ShardContext:
     concurrency: int
     #: The same one for all shards of a process.
     interpreter: Interpreter = field(default_factory=Interpreter)
-    timing: Timing = USUAL
+    timing: Timing = DEFAULT_TIMING
     #: Whether the deliveries end by themselves when nothing is left that can be delivered now.
     until_idle: bool = False

@@ -54,7 +54,7 @@ TRIES = 200
 #: A seed that takes longer is stuck, seconds of the processor.
 LONGEST = 300
 #: Attributes of every log record.
-USUAL = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
+DEFAULT_TIMING = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
 
 @dataclass
@@ -88,7 +88,7 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         kernel = kernels.KERNEL
         host = kernel.current.host.name if kernel.current else "hub"
-        extra = {name: value for name, value in vars(record).items() if name not in USUAL}
+        extra = {name: value for name, value in vars(record).items() if name not in DEFAULT_TIMING}
         line = f"{kernel.now:.3f} {host} {record.levelname} {record.getMessage()} {extra or ''}"
         if record.exc_info and record.exc_info[1]:
             line += "".join(traceback.format_exception(record.exc_info[1]))

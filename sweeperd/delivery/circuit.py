@@ -10,7 +10,7 @@ import redis
 
 from sweeperd.config import WebhooksSettings
 from sweeperd.config.types import milliseconds
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox import (
     Announcements,
     CircuitNote,
@@ -212,7 +212,7 @@ class CircuitPublisher:
         endpoint: str,
         process: str,
         circuit: CircuitBreaker,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         rate: DeliveryRate | None = None,
     ) -> None:
         self._store = CircuitStateStore(shard, timing)

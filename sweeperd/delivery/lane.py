@@ -16,7 +16,7 @@ import prometheus_client
 import redis
 
 from sweeperd.config import RELAY, EndpointSettings
-from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery.beats import Beats
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.http import DeliveryResult
@@ -364,7 +364,7 @@ class Lane:
     #: Before each batch a sender waits for a turn.
     turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     brake: Brake = field(default_factory=lambda: Brake(0.0))
-    timing: Timing = USUAL
+    timing: Timing = DEFAULT_TIMING
     beats: Beats = field(default_factory=Beats)
     # A round trip to Redis costs half as much as a request, so each carries many events.
     #: The acknowledger writes when so many settlements have gathered.

@@ -30,7 +30,7 @@ from prometheus_client import Counter
 from sweeperd import __version__, progress, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.types import PRIVATE, PUBLIC, ed25519_pair, hmac_key
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
@@ -139,7 +139,9 @@ class RateLimit:
     wait.
     """
 
-    def __init__(self, shard: Shard, endpoint: str, per_second: float, waits: Counter, timing: Timing = USUAL) -> None:
+    def __init__(
+        self, shard: Shard, endpoint: str, per_second: float, waits: Counter, timing: Timing = DEFAULT_TIMING
+    ) -> None:
         self.per_second = per_second
         #: How many requests a full bucket lets through at once.
         self.burst = max(1, math.floor(per_second * BURST))

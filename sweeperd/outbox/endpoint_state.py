@@ -8,7 +8,7 @@ from typing import Self, cast
 
 import redis
 
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.document import Note
 from sweeperd.outbox.stream import Announcements
 from sweeperd.store import streams
@@ -214,7 +214,7 @@ class CircuitStateStore:
     circuit everywhere.
     """
 
-    def __init__(self, shard: Shard, timing: Timing = USUAL) -> None:
+    def __init__(self, shard: Shard, timing: Timing = DEFAULT_TIMING) -> None:
         self._timing = timing
         self._set_field = Script("delivery/set_field")
         self._client = shard.client

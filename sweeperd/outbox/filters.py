@@ -16,7 +16,7 @@ from typing import Self, cast
 import pydantic
 
 from sweeperd.config import EndpointSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.document import Note
 from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.subscription import EventFilter, Selection, Subscription
@@ -132,7 +132,7 @@ class Filters:
     """
 
     def __init__(
-        self, shard: Shard, process: str, endpoints: Iterable[EndpointSettings] = (), timing: Timing = USUAL
+        self, shard: Shard, process: str, endpoints: Iterable[EndpointSettings] = (), timing: Timing = DEFAULT_TIMING
     ) -> None:
         self._shard = shard
         self._process = process

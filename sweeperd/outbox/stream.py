@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import redis
 
 from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, Start
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox.event import Fields, OutboxEntry, event_type
 from sweeperd.outbox.filters import RELEASED, Filters
 from sweeperd.outbox.subscription import Subscription
@@ -134,7 +134,7 @@ class ConsumerGroups:
         consumer: str,
         max_age_ms: int = MAX_AGE_MS,
         remade: "Counter | None" = None,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
     ) -> None:
         self._shard = shard
         self._timing = timing
@@ -396,7 +396,7 @@ class Outbox:
         replication: Replication | None = None,
         announcements: Announcements | None = None,
         groups: ConsumerGroups | None = None,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         filters: Filters | None = None,
     ) -> None:
         self._shard = shard

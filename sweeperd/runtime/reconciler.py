@@ -6,7 +6,7 @@ import threading
 import time
 
 from sweeperd.config import Settings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile import (
     Fault,
@@ -121,7 +121,7 @@ class PeriodicReconciler:
     """
 
     def __init__(
-        self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event, timing: Timing = USUAL
+        self, settings: Settings, shard: Shard, metrics: Metrics, stop: threading.Event, timing: Timing = DEFAULT_TIMING
     ) -> None:
         assert settings.reconcile.interval  # noqa: S101 - for the type checker
         self._interval = settings.reconcile.interval.total_seconds()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.context import USUAL
+from sweeperd.context import DEFAULT_TIMING
 from sweeperd.outbox import message
 from tests.conftest import BINARIES
 from tests.support.books import Property, check, read
@@ -312,7 +312,7 @@ def test_a_replica_that_was_stopped_takes_nothing_out_of_the_hands_of_another(
             stopped.process.send_signal(signal.SIGSTOP)
             eventually(lambda: has(other, client), limit=60)
             stopped.process.send_signal(signal.SIGCONT)
-            until = time.monotonic() + 2 * USUAL.heartbeat_every
+            until = time.monotonic() + 2 * DEFAULT_TIMING.heartbeat_every
             while time.monotonic() < until:
                 assert has(other, client)
                 time.sleep(0.05)

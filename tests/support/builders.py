@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, Settings, SweepSettings
 from sweeperd.config.kinds import KindSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
@@ -64,7 +64,7 @@ def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None 
         "metrics": Metrics(),
         "circuit": CircuitBreaker(30.0, 3600.0),
         "limits": batch_limits(),
-        "timing": USUAL,
+        "timing": DEFAULT_TIMING,
         "senders": 1,
     }
     given = usual | parts
@@ -127,7 +127,7 @@ def make_reconciler(
     shard: Shard,
     metrics: Metrics | None = None,
     stop: threading.Event | None = None,
-    timing: Timing = USUAL,
+    timing: Timing = DEFAULT_TIMING,
 ) -> PeriodicReconciler:
     """The daily walks of one daemon."""
     return PeriodicReconciler(settings, shard, metrics or Metrics(), stop or threading.Event(), timing)

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings, WebhooksSettings
-from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.http import DeliveryResult
 from sweeperd.delivery.webhook import RateLimit, WebhookClient
@@ -33,7 +33,7 @@ class Delivery:
         concurrency: int,
         endpoint: dict[str, Any],
         kept: int = 1000,
-        timing: Timing = USUAL,
+        timing: Timing = DEFAULT_TIMING,
         until_idle: bool = False,
         **webhooks: Any,
     ) -> None:

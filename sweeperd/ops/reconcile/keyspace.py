@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, cast
 
 from sweeperd import progress
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -42,7 +42,9 @@ class Throttle:
     network, which the shortest wait so far shows, and for other clients.
     """
 
-    def __init__(self, rate: float | None = None, stop: threading.Event | None = None, timing: Timing = USUAL) -> None:
+    def __init__(
+        self, rate: float | None = None, stop: threading.Event | None = None, timing: Timing = DEFAULT_TIMING
+    ) -> None:
         self.timing = timing
         self._rate = rate
         self._stop = stop or threading.Event()

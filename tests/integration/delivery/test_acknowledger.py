@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
 from sweeperd.delivery.lane import InFlight
 from sweeperd.metrics import Metrics
@@ -26,7 +26,7 @@ DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
 class Gathering:
     """An acknowledger of this process on a stream with so many taken events, and what it has done with them."""
 
-    def __init__(self, shard: Shard, events: int, together: int, timing: Timing = USUAL) -> None:
+    def __init__(self, shard: Shard, events: int, together: int, timing: Timing = DEFAULT_TIMING) -> None:
         self._shard = shard
         self.outbox = Outbox(shard, "us")
         self.outbox.groups.ensure(GROUP)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, CircuitPublisher
 from sweeperd.outbox import CircuitState, CircuitStateStore
 from sweeperd.store import Shard
@@ -43,7 +43,7 @@ def world(shard: Shard) -> World:
 
 def test_it_publishes_at_once_and_then_every_few_seconds(world: World) -> None:
     assert world.published(0)
-    world.now += USUAL.note_every - 1
+    world.now += DEFAULT_TIMING.note_every - 1
     assert not world.published(0)
     world.now += 1
     assert world.published(0)

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery import circuit
 from sweeperd.delivery.circuit import Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
@@ -304,8 +304,8 @@ def test_a_run_does_not_wait_for_another_process_where_the_endpoint_rests(client
         client.xreadgroup("hook", "another", {EVENTS: ">"})  # it has the event in hand
         EndpointStateStore(shard).pause("hook", "moving house")
         dispatcher.start()
-        # To wait for the other process takes longer than USUAL.take_over_after.
-        assert dispatcher.join(time.monotonic() + USUAL.take_over_after - 5)
+        # To wait for the other process takes longer than DEFAULT_TIMING.take_over_after.
+        assert dispatcher.join(time.monotonic() + DEFAULT_TIMING.take_over_after - 5)
         assert not receiver.requests
 
 

@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from sweeperd.config import RedisSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
 from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
@@ -225,7 +225,7 @@ def test_the_reader_waits_until_there_is_room_for_events_together(client: redis.
     expire(client, *map(str, range(6, 20)))
     reader.steps()
     assert len(reader.in_flight) == 6
-    assert reader.in_flight.awaited == [(5, USUAL.block)], "with four in hand there is room for four"
+    assert reader.in_flight.awaited == [(5, DEFAULT_TIMING.block)], "with four in hand there is room for four"
 
 
 def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
@@ -317,8 +317,8 @@ def test_unwanted_events_that_could_not_be_acknowledged_are_judged_again(
         reader.steps()
     assert reader.in_flight.ids() == [mine]
     assert reader.pending == {other: (b"us", 1), mine: (b"us", 1)}
-    client.xclaim(EVENTS, "hook", "us", 0, [other], idle=int(USUAL.take_over_after * 1000), justid=True)
-    reader.now += USUAL.refresh_every
+    client.xclaim(EVENTS, "hook", "us", 0, [other], idle=int(DEFAULT_TIMING.take_over_after * 1000), justid=True)
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     assert reader.pending == {mine: (b"us", 1)}
 
@@ -353,7 +353,13 @@ def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make
 
 @pytest.mark.parametrize(
     ("in_hand", "new", "waits"),
-    [(1, 1, [USUAL.gather_events]), (1, 2, [USUAL.gather_events]), (1, 3, []), (1, 0, []), (0, 1, [])],
+    [
+        (1, 1, [DEFAULT_TIMING.gather_events]),
+        (1, 2, [DEFAULT_TIMING.gather_events]),
+        (1, 3, []),
+        (1, 0, []),
+        (0, 1, []),
+    ],
     ids=["few", "nearly a batch", "a full batch", "none", "idle senders"],
 )
 def test_too_few_events_for_a_batch_are_given_time_to_gather_while_senders_are_busy(
@@ -376,7 +382,7 @@ def test_a_reader_whose_group_reads_no_more_pauses(client: redis.Redis, make_rea
     expire(client, "a")
     reader.steps()
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [USUAL.block]
+    assert reader.stop.waits == [DEFAULT_TIMING.block]
 
 
 def test_a_reader_rests_while_the_endpoint_does(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
@@ -418,7 +424,7 @@ def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_re
 
     reader.in_flight.during_wait = delivered
     assert reader.steps(50, until_idle=True)
-    assert reader.in_flight.awaited == [(1, USUAL.block)]
+    assert reader.in_flight.awaited == [(1, DEFAULT_TIMING.block)]
     assert reader.stop.waits == []
 
 
@@ -435,7 +441,7 @@ def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
 
     reader.stop.during_wait = five_seconds
     assert reader.steps(50, until_idle=True)
-    assert USUAL.take_over_after + USUAL.refresh_every == 20
+    assert DEFAULT_TIMING.take_over_after + DEFAULT_TIMING.refresh_every == 20
     assert reader.stop.waits == [0.2] * 5
 
 
@@ -461,12 +467,12 @@ def test_an_outage_of_redis_and_its_end_are_told(
     reader = make_reader(own_shard)
     own_shard.client.config_set("min-replicas-to-write", 1)
     assert not reader.steps(3)
-    assert reader.stop.waits == [USUAL.recovery_pause] * 3
+    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause] * 3
     own_shard.client.config_set("min-replicas-to-write", 0)
     reader.steps(2)
     assert list(dict.fromkeys(caplog.messages)) == ["delivery waits for redis", "delivery goes on"]
     assert caplog.messages.count("delivery goes on") == 1
-    assert reader.stop.waits == [USUAL.recovery_pause] * 3
+    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause] * 3
 
 
 def test_a_run_until_idle_ends_where_redis_is_out(own_shard: Shard, make_reader: MakeReader) -> None:
@@ -486,7 +492,7 @@ def test_a_fault_is_logged_and_tried_again_after_a_pause(
     client.set(EVENTS, "no stream")
     assert reader.steps(2, until_idle=until_idle) is until_idle
     assert set(caplog.messages) == {"delivery failed"}
-    assert reader.stop.waits == ([] if until_idle else [USUAL.recovery_pause] * 2)
+    assert reader.stop.waits == ([] if until_idle else [DEFAULT_TIMING.recovery_pause] * 2)
 
 
 def test_a_group_that_was_lost_is_made_again(
@@ -509,7 +515,7 @@ def test_a_group_that_cannot_be_made_is_tried_again_after_a_pause(
     client.set("sweeperd:groups", "no hash")
     reader.steps()
     assert "the group could not be made" in caplog.messages
-    assert reader.stop.waits == [USUAL.recovery_pause]
+    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause]
 
 
 def test_the_reader_of_a_replay_that_has_ended_stops(
@@ -532,14 +538,14 @@ def test_events_that_too_few_replicas_have_are_released(own_shard: Shard, make_r
     reader.steps()
     assert reader.pending == dict.fromkeys(ids, (PARKED, 0))
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [USUAL.recovery_pause]
+    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause]
 
 
 # ---- heartbeats and refreshes
 
 
 def test_two_heartbeats_may_be_lost_before_a_process_counts_as_dead() -> None:
-    assert 3 * USUAL.heartbeat_every <= USUAL.take_over_after
+    assert 3 * DEFAULT_TIMING.heartbeat_every <= DEFAULT_TIMING.take_over_after
 
 
 def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -555,14 +561,14 @@ def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redi
         return bool(rows[0]["time_since_delivered"] < 10**6)
 
     assert not beats(), "the step has done it"
-    reader.now += USUAL.heartbeat_every - 1
+    reader.now += DEFAULT_TIMING.heartbeat_every - 1
     assert not beats()
     reader.now += 1
     assert beats()
     assert not beats()
 
 
-@pytest.mark.parametrize(("initial", "every"), [(2.0, 0.5), (3600.0, USUAL.refresh_every)])
+@pytest.mark.parametrize(("initial", "every"), [(2.0, 0.5), (3600.0, DEFAULT_TIMING.refresh_every)])
 def test_an_operator_is_obeyed_at_the_next_refresh(
     client: redis.Redis, shard: Shard, make_reader: MakeReader, initial: float, every: float
 ) -> None:
@@ -590,11 +596,11 @@ def test_what_is_being_parked_is_not_taken_before_it_is_in_hand_no_more(
     reader.outbox.release("hook", [OutboxEntry(event, 2, [])])
     if open_circuit:
         reader.open_circuit(b"1-1", b"1-2")
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     assert reader.pending == {event: (PARKED, 1)}
     reader.in_flight.remove([event])
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     assert reader.in_flight.ids() == ([] if open_circuit else [event])
     assert reader.given_up == ([(b"a", b"HTTP 500")] if open_circuit else [])
@@ -644,12 +650,12 @@ def test_a_clock_that_was_set_back_makes_no_event_wait(
     client.xclaim(EVENTS, "hook", "them", 0, [of_another], idle=10_000, justid=True)
     told = "the clock of redis was set back: no event waits any longer"
     for _ in range(3):
-        reader.now += USUAL.refresh_every
+        reader.now += DEFAULT_TIMING.refresh_every
         reader.steps()
     assert (reader.in_flight.ids(), told in caplog.messages) == ([], False)
     now = shard.read_clock() - 3000
     monkeypatch.setattr(shard, "read_clock", lambda: now)
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     (record,) = (record for record in caplog.records if record.message == told)
     assert 2 <= record.__dict__["seconds"] <= 60
@@ -672,7 +678,7 @@ def test_a_clock_that_was_set_back_ends_a_mute_and_no_pause(
         state.pause("hook", "moving house")
     now = shard.read_clock() - HOUR_MS
     monkeypatch.setattr(shard, "read_clock", lambda: shard.clock.set(now) or now)
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     found = state.read("hook")
     assert (found.paused, found.resting(now)) == (paused, paused)
@@ -708,7 +714,7 @@ def test_a_clock_that_was_set_back_while_no_process_ran(
     row: Any = client.xpending_range(EVENTS, "hook", of_another, of_another, 1)[0]
     assert row["time_since_delivered"] < 10_000
     caplog.clear()
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     assert told not in caplog.messages
 
@@ -724,7 +730,7 @@ def test_an_operator_who_closes_the_circuit_ends_the_waits(
     assert told not in caplog.messages
     assert len(reader.in_flight) == 0, "it waits for an hour"
     CircuitStateStore(shard).close("hook")
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     assert caplog.messages.count(told) == 1
     assert reader.in_flight.ids() == [event]
@@ -817,15 +823,15 @@ def test_what_a_dead_process_had_is_the_next_probe_of_an_open_circuit(
     (event,) = expire(client, "a")
     client.xreadgroup("hook", owner, {EVENTS: ">"})
     wanted: Any = [event]
-    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(USUAL.take_over_after * 1000) - 500, justid=True)
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(DEFAULT_TIMING.take_over_after * 1000) - 500, justid=True)
     reader.open_circuit(b"1-1", b"1-2")
     reader.now += 30
     reader.steps()
     assert reader.pending == {event: (owner.encode(), 1)}, "it may be in hand still"
-    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(USUAL.take_over_after * 1000), justid=True)
+    client.xclaim(EVENTS, "hook", owner, 0, wanted, idle=int(DEFAULT_TIMING.take_over_after * 1000), justid=True)
     reader.steps()
     assert len(reader.in_flight) == 0, "it is not the time to look again"
-    reader.now += USUAL.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every
     reader.steps(2)
     assert reader.in_flight.ids() == [event]
     assert reader.pending == {event: (b"us", 2)}

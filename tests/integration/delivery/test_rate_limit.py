@@ -12,7 +12,7 @@ import redis
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.config import Settings
-from sweeperd.context import USUAL, ShardContext, Timing
+from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.webhook import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
@@ -208,8 +208,8 @@ def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
     client.set(PACE, "no hash")
     for stop in stops:
         assert not limit.take(stop)
-        assert stop.waits == [USUAL.recovery_pause]
-        clock.now += USUAL.recovery_pause
+        assert stop.waits == [DEFAULT_TIMING.recovery_pause]
+        clock.now += DEFAULT_TIMING.recovery_pause
     assert [message for message in caplog.messages if "max_rate" in message] == ["max_rate waits for redis"]
     client.delete(PACE)
     assert limit.take(threading.Event())

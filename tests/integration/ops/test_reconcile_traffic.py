@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.ledger import Ledger
 from sweeperd.ops.reconcile import (
     Fault,
@@ -76,7 +76,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, name, 1)
 
 
-def subject(shard: Shard, timing: Timing = USUAL) -> Reservations:
+def subject(shard: Shard, timing: Timing = DEFAULT_TIMING) -> Reservations:
     return Reservations(shard, SweepSettings(), Throttle(FAST, timing=timing))
 
 

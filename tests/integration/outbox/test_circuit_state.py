@@ -5,7 +5,7 @@ import time
 import pytest
 import redis
 
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
 from sweeperd.outbox import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
@@ -109,7 +109,9 @@ def test_notes_of_the_dead_are_removed(shard: Shard, client: redis.Redis) -> Non
     assert client.hkeys(KEY) == [b"billing"]
 
 
-@pytest.mark.parametrize(("age", "left"), [(USUAL.note_kept * 1000, 2), (USUAL.note_kept * 1000 + 1, 1)])
+@pytest.mark.parametrize(
+    ("age", "left"), [(DEFAULT_TIMING.note_kept * 1000, 2), (DEFAULT_TIMING.note_kept * 1000 + 1, 1)]
+)
 def test_a_note_is_kept_for_so_long(age: float, left: int, shard: Shard, client: redis.Redis) -> None:
     client.hset(KEY, "billing@a", CircuitNote(process="a", at=NOW - int(age)).model_dump_json())
     client.hset(KEY, "billing@b", CircuitNote(process="b", at=NOW).model_dump_json())

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox import PARKED, Filters, Outbox, OutboxEntry, Subscription, is_waiting
 from sweeperd.outbox.filters import FilterNote, read_filters
 from sweeperd.outbox.replays import ReplayCount, ReplaySpan, ReplaySubscription, filter_gap
@@ -18,7 +18,7 @@ from tests.support.fixtures import full
 from tests.support.harness import server_time
 
 KEY = "sweeperd:filters"
-SILENCE_MS = int(USUAL.take_over_after * 1000)
+SILENCE_MS = int(DEFAULT_TIMING.take_over_after * 1000)
 
 
 def hook(**settings: Any) -> EndpointSettings:
@@ -39,7 +39,7 @@ class Process:
 
     def note(self) -> None:
         """A heartbeat that is due."""
-        self.now += USUAL.heartbeat_every
+        self.now += DEFAULT_TIMING.heartbeat_every
         self.filters.update()
 
     def take(self) -> list[OutboxEntry]:
@@ -318,7 +318,7 @@ def test_notes_that_redis_lost_count_until_they_are_there_again(
     assert not old.outbox.may_take(old.subscription, new.owner)
     old.note()
     assert not old.outbox.may_take(old.subscription, new.owner)
-    old.now += USUAL.take_over_after
+    old.now += DEFAULT_TIMING.take_over_after
     assert old.outbox.may_take(old.subscription, new.owner), "the process that noted it is not there any more"
 
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from sweeperd.config import DELIVERY_FAILED, EndpointSettings
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox import (
     PAGE,
     PARKED,
@@ -416,7 +416,7 @@ def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     stream.release(GROUP, [entry])
     assert held(client) == {entry.id: (PARKED, 0)}
-    assert idle(stream, entry) >= USUAL.take_over_after * 1000
+    assert idle(stream, entry) >= DEFAULT_TIMING.take_over_after * 1000
     (again,) = other.claim(GROUP, other.pending(GROUP), 15_000)
     assert again.deliveries == 1
     assert held(client) == {entry.id: (b"them", 1)}
@@ -487,8 +487,8 @@ def test_bury_what_another_process_has_taken_meanwhile(
 ) -> None:
     """As a process does that was stopped for long: the other one may be sending the event at this moment."""
     (entry,) = taken(stream, client)
-    age(client, entry, int(USUAL.take_over_after * 1000))
-    (theirs,) = other.claim(GROUP, other.orphaned(BILLING, (), 1), int(USUAL.take_over_after * 1000))
+    age(client, entry, int(DEFAULT_TIMING.take_over_after * 1000))
+    (theirs,) = other.claim(GROUP, other.orphaned(BILLING, (), 1), int(DEFAULT_TIMING.take_over_after * 1000))
     assert not stream.dead_letter(GROUP, entry, "too late")
     assert (letters(client), held(client)) == ([], {entry.id: (b"them", 2)})
     other.nack(GROUP, [theirs])
@@ -578,8 +578,8 @@ def test_a_page_is_given_up_in_one_script(shard: Shard, other: Outbox, client: r
     shard.read_clock()
     stream = Outbox(shard, "us", announcements=Announcements(shard.clock, [DELIVERY_FAILED]))
     page = taken(stream, client, 4)
-    age(client, page[1], int(USUAL.take_over_after * 1000))
-    other.claim(GROUP, other.orphaned(BILLING, (), 1), int(USUAL.take_over_after * 1000))
+    age(client, page[1], int(DEFAULT_TIMING.take_over_after * 1000))
+    other.claim(GROUP, other.orphaned(BILLING, (), 1), int(DEFAULT_TIMING.take_over_after * 1000))
     client.xdel(KEY, page[2].id)
     page[2], page[3] = page[2]._replace(pairs=[]), page[3]._replace(deliveries=7)
     scripts = calls(client)

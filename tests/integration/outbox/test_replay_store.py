@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.context import USUAL
+from sweeperd.context import DEFAULT_TIMING
 from sweeperd.outbox import PAGE, PARKED, Outbox
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
 from sweeperd.store import Shard, streams
@@ -152,10 +152,10 @@ def test_a_stream_of_another_type_ends_nothing(store: ReplayStore, client: redis
     ("owner", "idle_seconds", "ends"),
     [
         ("us", 0, False),
-        ("us", USUAL.take_over_after / 2, False),
-        ("us", USUAL.take_over_after + 1, True),
+        ("us", DEFAULT_TIMING.take_over_after / 2, False),
+        ("us", DEFAULT_TIMING.take_over_after + 1, True),
         (PARKED, 0, True),
-        (PARKED, USUAL.take_over_after + 1, True),
+        (PARKED, DEFAULT_TIMING.take_over_after + 1, True),
     ],
     ids=["in hand", "in hand between two heartbeats", "of a dead process", "parked", "parked for long"],
 )

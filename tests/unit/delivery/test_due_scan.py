@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.context import USUAL, Timing
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.lane import Brake
 from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
 from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, Outbox, OutboxEntry, Pending
@@ -74,8 +74,11 @@ def test_a_parked_event_is_due_when_its_wait_is_over(owner: bytes, deliveries: i
 
 
 def test_an_event_of_a_dead_process_is_due_unless_this_process_has_it_in_hand() -> None:
-    alive = parked(1, USUAL.take_over_after - 0.001, owner=b"them")
-    dead, ours = parked(2, USUAL.take_over_after, owner=b"them"), parked(3, USUAL.take_over_after, owner=b"us")
+    alive = parked(1, DEFAULT_TIMING.take_over_after - 0.001, owner=b"them")
+    dead, ours = (
+        parked(2, DEFAULT_TIMING.take_over_after, owner=b"them"),
+        parked(3, DEFAULT_TIMING.take_over_after, owner=b"us"),
+    )
     in_hand = OutboxEntry(ours.id, 1, [b"id", b"r1"])
     assert scan(Listed(alive, dead, ours), in_hand).step(10) == [dead]
 
@@ -93,7 +96,7 @@ def test_only_what_was_parked_before_an_operator_ended_all_waits_is_due_by_that(
 
 
 def test_no_event_is_due_by_the_end_of_all_waits_that_a_claim_would_refuse(clock: ManualClock) -> None:
-    least = USUAL.take_over_after
+    least = DEFAULT_TIMING.take_over_after
     due, younger = parked(1, least, 5), parked(2, least - 0.001, 5)
     outbox = Listed(due, younger)
     steps = scan(outbox, clock=clock)
@@ -151,7 +154,7 @@ def test_the_next_step_is_at_once_after_one_that_found_something(clock: ManualCl
 
 @pytest.mark.parametrize(
     ("events", "pause"),
-    [(0, 5), (PAGE * PAGES_PER_STEP + 1, USUAL.scan_every)],
+    [(0, 5), (PAGE * PAGES_PER_STEP + 1, DEFAULT_TIMING.scan_every)],
     ids=["at the end", "on the way"],
 )
 def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, clock: ManualClock) -> None:

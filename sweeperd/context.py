@@ -1,4 +1,4 @@
-"""What all work on one shard shares: settings, shard, metrics, stop, and the turns of the interpreter."""
+"""Gives every worker of a shard what the workers share."""
 
 import contextlib
 import threading
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sweeperd.metrics import Metrics
 
-#: While a sweep runs, deliveries of single events take the interpreter for so much of the time at most, and so do the
-#: batches of the relay, which need about as much time of Redis.
+#: The largest share of the CPU time that deliveries of single events, and batches of the relay, use while a sweep runs.
+#: A batch needs about as much time of Redis as of the CPU.
 DELIVERY_SHARE, RELAY_SHARE = 0.15, 0.08
 #: A sweep that ends sooner, seconds, had a handful of entries: no delivery waits for the sweep.
 HANDFUL = 0.01
@@ -40,7 +40,7 @@ class _Turns:
     free_at: float = 0.0
 
 
-class Interpreter:
+class CpuTurns:
     """
     Spreads deliveries over the time that a long sweep takes, each by the CPU time that the last ones needed. Without a
     sweep, or beside a short one, nobody waits. Threads may share it.
@@ -170,7 +170,7 @@ class ShardContext:
     #: How many requests to endpoints the process may have in flight for this shard.
     concurrency: int
     #: The same one for all shards of a process.
-    interpreter: Interpreter = field(default_factory=Interpreter)
+    cpu_turns: CpuTurns = field(default_factory=CpuTurns)
     timing: Timing = DEFAULT_TIMING
     #: Whether the deliveries end by themselves when nothing is left that can be delivered now.
     until_idle: bool = False

@@ -400,9 +400,9 @@ class Lane:
         # keep Redis as busy as the sweep does.
         turn: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         if endpoint is RELAY:
-            turn = functools.partial(context.interpreter.records, stop, waits)
+            turn = functools.partial(context.cpu_turns.records, stop, waits)
         elif limits.events == 1:
-            turn = functools.partial(context.interpreter.delivery, stop, waits)
+            turn = functools.partial(context.cpu_turns.delivery, stop, waits)
         # The relay sends nothing.
         kept = 0 if endpoint is RELAY else context.settings.events.attempts_kept
         dropped = metrics.webhooks.dropped_attempts.labels(endpoint.name)

@@ -15,7 +15,7 @@ from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
-from sweeperd.context import Interpreter, ShardContext
+from sweeperd.context import CpuTurns, ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher, shares
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
@@ -253,9 +253,9 @@ class Daemon:
         self._role = role
         self._stop = threading.Event()
         self.metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-        shards, interpreter = open_shards(settings), Interpreter()
+        shards, cpu_turns = open_shards(settings), CpuTurns()
         self._runners = [
-            ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, interpreter), role)
+            ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, cpu_turns), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
         #: Answers the questions of the pages about entries.

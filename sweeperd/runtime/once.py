@@ -16,7 +16,7 @@ from datetime import timedelta
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.context import Interpreter, ShardContext
+from sweeperd.context import CpuTurns, ShardContext
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.document import Count, Document, Seconds
 from sweeperd.errors import RedisUnavailable
@@ -111,10 +111,10 @@ def run_once(
     """
     started = time.monotonic()
     metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-    shards, interpreter = open_shards(settings), Interpreter()
+    shards, cpu_turns = open_shards(settings), CpuTurns()
     all_shards = _Progress(progress, [shard.name for shard in shards])
     runs = [
-        _Run(ShardContext(settings, shard, metrics, stop, concurrency, interpreter), delivery_limit, all_shards)
+        _Run(ShardContext(settings, shard, metrics, stop, concurrency, cpu_turns), delivery_limit, all_shards)
         for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
     ]
     with ThreadPoolExecutor(len(runs), thread_name_prefix="once") as pool:

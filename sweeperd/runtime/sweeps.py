@@ -97,7 +97,7 @@ class KindSweep:
         self._time_budget = settings.sweep.time_budget
         self._overrules = False
         self._shard = shard
-        self._interpreter = context.interpreter
+        self._cpu_turns = context.cpu_turns
         #: The lease of the Cycles services, if the sweep needs it.
         self.cycles_lease = cycles_lease if kind.cycles else None
         #: Why the kind is not swept any more; empty while the kind is swept.
@@ -223,7 +223,7 @@ class KindSweep:
             self.telemetry.paged()
             paged()
 
-        with self._interpreter.sweep(), tracing.tick(self._shard.name, self.name) as span:
+        with self._cpu_turns.sweep(), tracing.tick(self._shard.name, self.name) as span:
             report = self._sweeper.tick(give_way, span.trace_id, page_decided, order.seen_ms, order.leave_ms)
             span.mark({f"sweeperd.{outcome.value}": count for outcome, count in report.counts.items()})
             if report.failure:

@@ -28,8 +28,8 @@ def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis,
         dispatcher = Dispatcher(context)
         dispatcher.prepare()
         expire(client, *map(str, range(30)))
-        with context.interpreter.sweep():
-            eventually(lambda: context.interpreter.sweeping)
+        with context.cpu_turns.sweep():
+            eventually(lambda: context.cpu_turns.sweeping)
             dispatcher.start()
             assert dispatcher.join()
         assert dispatcher.report().delivered == 30
@@ -48,12 +48,12 @@ def test_the_relay_beside_a_sweep_that_does_not_end(client: redis.Redis, shard: 
     expire(client, *map(str, range(2000)))
     waits = context.metrics.webhooks.sweep_waits.labels("_cycles")
     for _ in range(8):  # on a busy machine the turns would come sooner than the batches
-        with context.interpreter.records(context.stop, waits):
+        with context.cpu_turns.records(context.stop, waits):
             until = time.thread_time() + 0.02
             while time.thread_time() < until:
                 pass
-    with context.interpreter.sweep():
-        eventually(lambda: context.interpreter.sweeping)
+    with context.cpu_turns.sweep():
+        eventually(lambda: context.cpu_turns.sweeping)
         dispatcher.start()
         assert dispatcher.join()
     assert client.zcard("events:_all") == 2000
@@ -65,10 +65,10 @@ def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:
     context, seen = ShardContext(Settings(), shard, Metrics(), threading.Event(), 1), []
 
     def observe(_: Sequence[Decision]) -> None:
-        seen.append(eventually(lambda: context.interpreter.sweeping))
+        seen.append(eventually(lambda: context.cpu_turns.sweeping))
 
     reserve(client, ["overdue"])
     (sweep,) = kind_sweeps(context, observe)
     sweep.run()
     assert seen == [True]
-    assert not context.interpreter.sweeping
+    assert not context.cpu_turns.sweeping

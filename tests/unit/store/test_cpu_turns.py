@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, Interpreter
+from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, CpuTurns
 from tests.support.harness import eventually
 
 
@@ -43,13 +43,13 @@ class Deliveries:
 
     def __init__(self) -> None:
         self.times = Times()
-        self.interpreter = Interpreter(lambda: self.times.now, lambda: self.times.cpu)
+        self.cpu_turns = CpuTurns(lambda: self.times.now, lambda: self.times.cpu)
         self.counter = Counter("waits", "", registry=CollectorRegistry())
         self.stop = Waiting(self.times)
 
     def deliver(self, count: int, cpu: float, seconds: float = 0.0, *, relay: bool = False) -> None:
         """So many, one after the other; each takes so much CPU time, and so many seconds on the clock."""
-        turn = self.interpreter.records if relay else self.interpreter.delivery
+        turn = self.cpu_turns.records if relay else self.cpu_turns.delivery
         for _ in range(count):
             with turn(self.stop, self.counter):
                 self.times.cpu += cpu
@@ -58,7 +58,7 @@ class Deliveries:
     @contextmanager
     def sweep(self) -> Iterator[None]:
         """A sweep that has run for a while when the block begins."""
-        with self.interpreter.sweep():
+        with self.cpu_turns.sweep():
             self.times.now += HANDFUL
             yield
 
@@ -77,8 +77,8 @@ def deliveries() -> Deliveries:
 def test_nobody_waits_without_a_sweep(deliveries: Deliveries) -> None:
     deliveries.deliver(10, cpu=0.01)
     with deliveries.sweep():
-        assert deliveries.interpreter.sweeping
-    assert not deliveries.interpreter.sweeping
+        assert deliveries.cpu_turns.sweeping
+    assert not deliveries.cpu_turns.sweeping
     deliveries.deliver(10, cpu=0.01)
     assert not deliveries.times.waits
     assert deliveries.counted == 0
@@ -86,7 +86,7 @@ def test_nobody_waits_without_a_sweep(deliveries: Deliveries) -> None:
 
 def test_nobody_waits_for_a_sweep_of_a_handful(deliveries: Deliveries) -> None:
     """A sweep comes at each deadline, and costs less than the turns would."""
-    with deliveries.interpreter.sweep():
+    with deliveries.cpu_turns.sweep():
         deliveries.times.now += 0.9 * HANDFUL
         deliveries.deliver(10, cpu=0.01)
         assert deliveries.counted == 0
@@ -152,12 +152,12 @@ def test_several_sweeps_at_once(deliveries: Deliveries) -> None:
     with deliveries.sweep():
         with deliveries.sweep():
             pass
-        assert deliveries.interpreter.sweeping
+        assert deliveries.cpu_turns.sweeping
 
 
 def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
     def fail() -> None:
-        with deliveries.interpreter.delivery(threading.Event(), deliveries.counter):
+        with deliveries.cpu_turns.delivery(threading.Event(), deliveries.counter):
             deliveries.times.cpu += 1.0
             raise ValueError
 
@@ -169,12 +169,12 @@ def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
 
 
 def test_a_stop_ends_the_wait() -> None:
-    interpreter, stop, counter = Interpreter(), threading.Event(), Counter("waits", "", registry=CollectorRegistry())
+    cpu_turns, stop, counter = CpuTurns(), threading.Event(), Counter("waits", "", registry=CollectorRegistry())
     stop.set()
-    interpreter._deliveries.typical = 3600.0
-    with interpreter.sweep():
-        eventually(lambda: interpreter.sweeping)
+    cpu_turns._deliveries.typical = 3600.0
+    with cpu_turns.sweep():
+        eventually(lambda: cpu_turns.sweeping)
         for _ in range(3):
-            with interpreter.delivery(stop, counter):
+            with cpu_turns.delivery(stop, counter):
                 pass
-    assert interpreter.sweeping is False
+    assert cpu_turns.sweeping is False

@@ -116,7 +116,7 @@ _service["os"] = SimpleNamespace(_exit=_exit)
 #: A full collection takes long, and frees what a killed process holds.
 _service["gc"] = SimpleNamespace(collect=lambda: None)
 #: All replicas are in one process, and the load of the machine would decide about its core.
-_service["OneCore"] = lambda: SimpleNamespace(keep=lambda **_: None)
+_service["CpuAffinity"] = lambda: SimpleNamespace(keep=lambda **_: None)
 #: No signal comes through the interpreter, and the log is the simulation's.
 _service["LastResort"] = lambda *_: SimpleNamespace(start=lambda: None)
 #: Signals are sent by `Replica`, each to one process.

@@ -1,4 +1,4 @@
-"""The daemon as a service: its signals, its HTTP port, messages to the service manager, new settings at SIGHUP."""
+"""Runs the daemon as a service, from the first signal handler to the last log line, through any reload."""
 
 import contextlib
 import errno
@@ -20,6 +20,7 @@ from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
 from sweeperd.progress import Progress
+from sweeperd.runtime.cpu_affinity import CpuAffinity
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.last_resort import LastResort
 from sweeperd.runtime.process import Role
@@ -36,101 +37,6 @@ LONGEST_SILENCE = 30.0
 LOOK_EVERY = 5.0
 #: So much of `shutdown_grace`, and no more than so many seconds, may the last lines of the log take.
 LAST_LINES, LONGEST_LAST_LINES = 0.05, 0.5
-#: How long the cores are watched before the first choice, and between two choices; seconds.
-FIRST_AFTER, CHOOSE_EVERY = 0.5, 5.0
-#: The process moves if other processes use so much more of its core than of the least busy one: a share of a core.
-WORTH_A_MOVE = 0.25
-#: If other processes use so much of every core, the process is spread over all of them.
-BUSY = 0.6
-
-
-class OneCore:
-    """
-    Keeps all threads of the process on the core that others use least. The threads share one interpreter, so they use
-    one core at a time in any case. Spread over several cores they wake each other across them at each request: twice
-    the CPU time of an event that has a request to itself, and half the events a second.
-    """
-
-    def __init__(self) -> None:
-        possible = hasattr(os, "sched_setaffinity") and Path("/proc/stat").exists()
-        self._allowed = os.sched_getaffinity(0) if possible else set()
-        self._core: int | None = None
-        self._choose_at = 0.0
-        self._measured: tuple[float, Mapping[int, float], float] | None = None
-
-    def keep(self, *, wanted: bool) -> None:
-        """
-        Measure and choose again if the time has come; call this every second or so. A new thread inherits the core of
-        the thread that starts it. If the system cannot bind a process to a core, or forbids this, nothing happens.
-        """
-        if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
-            return
-        try:
-            used_by_others = self._used_by_others()
-        except (OSError, ValueError):  # no file can be opened, or it reads otherwise here; the core can wait
-            used_by_others = {}
-        self._choose_at = time.monotonic() + (CHOOSE_EVERY if used_by_others else FIRST_AFTER)
-        if not used_by_others:
-            return
-        core = choose(self._core, used_by_others) if wanted else None
-        if core == self._core:
-            return
-        try:
-            self._bind(self._allowed if core is None else {core})
-        except OSError as error:  # a filter of system calls, for example
-            log.info("the system does not let the process choose its core", extra={"error": str(error)})
-            self._allowed = set()
-            return
-        log.debug("the process moves to other cores", extra={"cores": "all" if core is None else core})
-        self._core = core
-
-    def _bind(self, cores: set[int]) -> None:
-        """Bind all threads to these cores. Raises OSError if the system refuses."""
-        os.sched_setaffinity(0, cores)  # the current thread
-        for thread in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # it has just ended
-                os.sched_setaffinity(int(thread.name), cores)
-
-    def _used_by_others(self) -> dict[int, float]:
-        """
-        The share of each allowed core that other processes used since the last call; empty at the first call. If the
-        process is on all of them, its own part of each is taken to be the same.
-        """
-        before, self._measured = self._measured, (time.monotonic(), busy_times(), time.process_time())
-        if before is None:
-            return {}
-        (since, busy_before, own_before), (now, busy, own) = before, self._measured
-        seconds = max(now - since, 0.1)
-        shares = {core: (busy.get(core, 0.0) - busy_before.get(core, 0.0)) / seconds for core in self._allowed}
-        its_cores = self._allowed if self._core is None else {self._core}
-        for core in its_cores:
-            shares[core] -= (own - own_before) / seconds / len(its_cores)
-        return shares
-
-
-def choose(current: int | None, used_by_others: Mapping[int, float]) -> int | None:
-    """
-    The core to be on; None: all of them, because none is free enough. `used_by_others`: the share of each core that
-    other processes used lately.
-    """
-    best = min(used_by_others, key=lambda core: (used_by_others[core], core))
-    if used_by_others[best] > BUSY:
-        return None
-    if current is None or used_by_others.get(current, math.inf) > used_by_others[best] + WORTH_A_MOVE:
-        return best
-    return current
-
-
-def busy_times() -> dict[int, float]:
-    """How long each core was busy since the boot, seconds: all but idle time and waits for disks."""
-    ticks, found = os.sysconf("SC_CLK_TCK"), {}
-    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-        name, *times = line.split()
-        if name.startswith("cpu") and name != "cpu":
-            user, nice, system, _idle, _disk, *rest = map(int, times)
-            # The last two, guest times, are part of the first two.
-            found[int(name.removeprefix("cpu"))] = (user + nice + system + sum(rest[:3])) / ticks
-    return found
 
 
 class Service:
@@ -158,7 +64,7 @@ class Service:
         self._web = self._listen(settings)
         #: The daemon of a reload, until the new daemon has taken over.
         self._successor: Daemon | None = None
-        self._one_core = OneCore()
+        self._cpu_affinity = CpuAffinity()
         #: Finishes the work in flight of the replaced daemon.
         self._last_work: threading.Thread | None = None
         # The handlers of signals interrupt this thread anywhere, so the handlers touch only plain attributes, and a
@@ -276,7 +182,7 @@ class Service:
 
     def _check(self) -> None:
         self._daemon.catch_up()
-        self._one_core.keep(wanted=self._role.delivers and bool(self._settings.webhooks.endpoints))
+        self._cpu_affinity.keep(wanted=self._role.delivers and bool(self._settings.webhooks.endpoints))
         self._feed()
         self._notifier.status(self._status())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.runtime.service import FIRST_AFTER, busy_times
+from sweeperd.runtime.cpu_affinity import FIRST_AFTER, busy_times
 from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server

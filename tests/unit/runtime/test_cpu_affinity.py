@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sweeperd.runtime.service import CHOOSE_EVERY, FIRST_AFTER, OneCore, choose
+from sweeperd.runtime.cpu_affinity import CHOOSE_EVERY, FIRST_AFTER, CpuAffinity, choose
 
 
 class Machine:
@@ -18,9 +18,9 @@ class Machine:
         self.busy, self._now, self._own = {0: 500.0, 1: 9_000.0}, 1_000.0, 70.0
         self.bound: list[set[int]] = []
         clocks = SimpleNamespace(monotonic=lambda: self._now, process_time=lambda: self._own)
-        monkeypatch.setattr("sweeperd.runtime.service.busy_times", lambda: dict(self.busy))
-        monkeypatch.setattr("sweeperd.runtime.service.time", clocks)
-        self._one = OneCore()
+        monkeypatch.setattr("sweeperd.runtime.cpu_affinity.busy_times", lambda: dict(self.busy))
+        monkeypatch.setattr("sweeperd.runtime.cpu_affinity.time", clocks)
+        self._one = CpuAffinity()
         monkeypatch.setattr(self._one, "_allowed", {0, 1})
         if binds:
             monkeypatch.setattr(self._one, "_bind", self.bound.append)
@@ -112,7 +112,7 @@ def test_a_process_that_cannot_measure_chooses_later(monkeypatch: pytest.MonkeyP
 
     machine = Machine(monkeypatch)
     with monkeypatch.context() as full:
-        full.setattr("sweeperd.runtime.service.busy_times", refuse)
+        full.setattr("sweeperd.runtime.cpu_affinity.busy_times", refuse)
         machine.go_on(FIRST_AFTER, 0.9, 0.0)
     machine.go_on(FIRST_AFTER, 0.9, 0.0)
     assert machine.bound == [{1}]

@@ -225,7 +225,7 @@ def _to_journal() -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}"
 
 
-class Rarely:
+class LogThrottle:
     """Lets a line that would be repeated through once a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

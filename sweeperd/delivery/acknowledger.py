@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sweeperd import progress
 from sweeperd.delivery.lane import Lane
 from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import Rarely
+from sweeperd.logs import LogThrottle
 from sweeperd.outbox import OutboxEntry
 from sweeperd.store.errors import is_missing_group
 
@@ -63,7 +63,7 @@ class Acknowledger:
         self._ended = False
         self._changed = threading.Condition(threading.Lock())
         self._counts: Counter[str] = Counter()
-        self._said = Rarely()
+        self._said = LogThrottle()
 
     def add(self, settlement: Settlement) -> None:
         """Settle these events with the next round trip."""

@@ -16,7 +16,7 @@ import redis
 
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Note
-from sweeperd.logs import Rarely
+from sweeperd.logs import LogThrottle
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
 from sweeperd.outbox.filters import FilterNote, read_filters
@@ -216,7 +216,7 @@ class ReplayStore:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._client = shard.client
-        self._said = Rarely()
+        self._log_due = LogThrottle()
         self._keys = [shard.keys.events, shard.keys.groups]
         self._begin = Script("delivery/begin_replay")
         self._end = Script("delivery/end_replay")
@@ -232,7 +232,7 @@ class ReplayStore:
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._keys[1].decode()))
         found = {group: ReplayNote.parse(note) for group, note in fields.items() if group.startswith(_PREFIX)}
         unread = sorted(decode(group) for group, note in found.items() if note is None)
-        if unread and self._said():
+        if unread and self._log_due():
             log_fields = {"shard": self._shard.name, "key": decode(self._keys[1]), "fields": unread}
             log.warning("the note of a replay cannot be read; remove the field to replay anew", extra=log_fields)
         return {note.endpoint: note for note in found.values() if note is not None}

@@ -14,7 +14,7 @@ import pytest
 
 from sweeperd import logs
 from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import TROUBLE_AGAIN, Outage, QueuedHandler, Rarely, Trouble, drain, dropped_lines
+from sweeperd.logs import TROUBLE_AGAIN, LogThrottle, Outage, QueuedHandler, Trouble, drain, dropped_lines
 from sweeperd.metrics import Metrics
 from tests.support.harness import eventually
 
@@ -185,12 +185,12 @@ def test_lines_for_the_journal_have_a_priority(
 
 def test_a_repeated_line_is_let_through_once_a_minute() -> None:
     now = 1000.0
-    rarely = Rarely(lambda: now)
-    assert [rarely(), rarely()] == [True, False]
+    throttle = LogThrottle(lambda: now)
+    assert [throttle(), throttle()] == [True, False]
     now += 59
-    assert not rarely()
+    assert not throttle()
     now += 1
-    assert [rarely(), rarely()] == [True, False]
+    assert [throttle(), throttle()] == [True, False]
 
 
 def test_a_failure_that_lasts_is_news_at_first_with_a_new_reason_and_every_five_minutes() -> None:

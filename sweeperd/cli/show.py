@@ -54,7 +54,7 @@ def command(run: Run, entry: str, kind: str | None) -> None:
 
 def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, Sent]]) -> str:
     """How far back the search went, if not over all events."""
-    words = [kinds_of(run.settings, run.shards[0])[name].words.entry for name in names]
+    words = [kinds_of(run.settings, run.shards[0])[name].labels.entry for name in names]
     thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
     searched = [(shard, each.looked) for shard, each in sent if not each.looked.complete]
     looked = "; ".join(
@@ -81,7 +81,7 @@ def _show(output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Seque
 
 
 def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
-    about = f"{inspection.kind.words.entry} on {shard.name}"
+    about = f"{inspection.kind.labels.entry} on {shard.name}"
     yield about, "id", decode(inspection.id)
     yield about, "key", decode(inspection.key)
     if inspection.type != "hash":

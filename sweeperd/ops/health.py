@@ -18,7 +18,7 @@ from sweeperd.ops.show import ReasonCount
 from sweeperd.ops.status import WARNING, EndpointDocument, ShardStatus, WalkDocument
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.reservations import kind_words
+from sweeperd.sweep.reservations import kind_option
 from sweeperd.text import span
 
 #: If an event waits longer, seconds, the event is late. The alert SweeperdDeliveriesStuck has this limit too.
@@ -142,7 +142,7 @@ def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> 
 
 def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
     """About quarantined entries with one reason."""
-    kind = kind_words(reason.kind)
+    kind = kind_option(reason.kind)
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()
     commands = (

@@ -34,7 +34,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.sweep.kind import Kind
-from sweeperd.sweep.reservations import kind_of_event, kind_words
+from sweeperd.sweep.reservations import kind_of_event, kind_option
 from sweeperd.text import candidates, decode, whole
 
 #: The most entries of streams that one search reads, and how many of these may be recorded attempts.
@@ -284,7 +284,7 @@ class EntryPages:
 
     def _commands(self, shard: Shard, entry: Inspection) -> list[str]:
         """What may be done about an entry, for a shell."""
-        kind, on, id_ = kind_words(entry.kind.name), self._on(shard), decode(entry.id)
+        kind, on, id_ = kind_option(entry.kind.name), self._on(shard), decode(entry.id)
         named = [*on, *(["--"] if id_.startswith("-") else []), id_]
         words: list[tuple[str, ...]] = [("show", *kind, *named)]
         if entry.quarantined_at is not None:
@@ -358,7 +358,7 @@ class EntryPages:
         for name in [asked["kind"]] if asked.get("kind") else kinds:
             quarantine = Quarantine(shard, kinds[name], ROWS)
             entries, before = quarantine.newest(wanted, ROWS, asked.get("before", ""))
-            words = ["quarantine", "list", *kind_words(name), *self._on(shard)]
+            words = ["quarantine", "list", *kind_option(name), *self._on(shard)]
             listed.append(
                 {
                     "kind": name,

@@ -196,7 +196,7 @@ class Inspection:
         decision = self.explanation.decision
         if decision.outcome is Outcome.EXPIRED:
             lacking = (
-                f"; there is no {self.kind.words.lacking} {', '.join(decision.missing)}" if decision.missing else ""
+                f"; there is no {self.kind.labels.lacking} {', '.join(decision.missing)}" if decision.missing else ""
             )
             if any(self.kind.protected in write for write in self.explanation.writes):
                 return f"deadline and grace have passed, and `unless` protects it no longer{lacking}"
@@ -208,7 +208,7 @@ class Inspection:
         if decision.outcome is Outcome.SKIPPED:
             return f"it is {decision.detail} already; the index entry would go"
         if decision.outcome is Outcome.NOT_FOUND:
-            return f"there is no such {self.kind.words.entry}; the index entry would go"
+            return f"there is no such {self.kind.labels.entry}; the index entry would go"
         if decision.detail == PROTECTED:
             return (
                 "deadline and grace have passed, and `unless` of its kind protects it; the index would be set to later"

@@ -18,7 +18,7 @@ from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, own_text, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Kind, Sums, Words
+from sweeperd.sweep.kind import Kind, Labels, Sums
 from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script, sums_script
 from sweeperd.sweep.reservations import RESERVATIONS, reservations
 
@@ -93,7 +93,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
 
     return Kind(
         name=kind.name,
-        words=Words(kind.name),
+        labels=Labels(kind.name),
         index=index,
         quarantine=quarantine,
         ticks=keys.kind_ticks(kind.name),

@@ -110,7 +110,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Words:
+class Labels:
     """How logs and tables name the entries of a kind."""
 
     entry: str
@@ -133,7 +133,7 @@ class Kind:
     """One sort of entry that is swept. No script is read, generated or hashed before its first run."""
 
     name: str
-    words: Words
+    labels: Labels
     #: The keys: ZSET of deadlines, ZSET of the quarantine, HASH of the last tick.
     index: bytes
     quarantine: bytes

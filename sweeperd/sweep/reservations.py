@@ -13,7 +13,7 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.errors import REFUSED, describe
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script
-from sweeperd.sweep.kind import Budgets, GraceScan, Kind, Words
+from sweeperd.sweep.kind import Budgets, GraceScan, Kind, Labels
 from sweeperd.text import decode
 
 #: The name of the kind. The keys and the events of reservations hold no name of a kind.
@@ -32,7 +32,7 @@ REASONS: Mapping[str, str] = {
     "BUDGET_OVERFLOW": "remaining of a scope's budget would leave the range of 64 bits",
 }
 
-_WORDS = Words("reservation", "reservation_id", "reservations", "missing_budgets", "budget for")
+_LABELS = Labels("reservation", "reservation_id", "reservations", "missing_budgets", "budget for")
 _RIGHTS = Script("sweep/rights")
 
 
@@ -41,7 +41,7 @@ def kind_of_event(fields: Mapping[bytes, bytes]) -> str:
     return decode(fields.get(b"kind", RESERVATIONS.encode()))
 
 
-def kind_words(name: str) -> tuple[str, ...]:
+def kind_option(name: str) -> tuple[str, ...]:
     """The option `--kind` of an operator's command; none for reservations, the default."""
     return () if name == RESERVATIONS else ("--kind", name)
 
@@ -68,7 +68,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
     }
     return Kind(
         name=RESERVATIONS,
-        words=_WORDS,
+        labels=_LABELS,
         index=index,
         quarantine=quarantine,
         ticks=keys.ticks,

@@ -85,7 +85,7 @@ class SweepTelemetry:
         alike = self._waiting.pop((outcome, trace_id, level))
         if log.isEnabledFor(level):
             rows = [self._fields_of(decision) for decision in alike]
-            self._log(outcome, trace_id, level, {self._kind.words.entries: rows})
+            self._log(outcome, trace_id, level, {self._kind.labels.entries: rows})
 
     def flush(self) -> None:
         """The tick has ended: log what waits for a full line."""
@@ -111,7 +111,7 @@ class SweepTelemetry:
             del found[Outcome.HELD]  # the next tick over the whole index holds the same entries
         for outcome, count in found.items():
             about = self._about | {"outcome": outcome.value, "count": count, "trace_id": report.trace_id}
-            about[self._kind.words.entries] = [self._fields_of(decision) for decision in named[outcome]]
+            about[self._kind.labels.entries] = [self._fields_of(decision) for decision in named[outcome]]
             if outcome is Outcome.HELD:
                 because = {"because": report.held_because}
                 log.warning("entries are held, because no entry of the kind was seen alive", extra=about | because)
@@ -241,8 +241,8 @@ class SweepTelemetry:
 
     def _fields_of(self, decision: Decision) -> dict[str, object]:
         """The fields of the log for an entry."""
-        words = self._kind.words
-        fields: dict[str, object] = {words.id: decode(decision.id)}
+        labels = self._kind.labels
+        fields: dict[str, object] = {labels.id: decode(decision.id)}
         if decision.tenant:
             fields["tenant"] = decode(decision.tenant)
         if decision.detail:
@@ -252,7 +252,7 @@ class SweepTelemetry:
         if decision.outcome is Outcome.EXPIRED:
             fields["lag_ms"] = decision.lag_ms
         if decision.missing:
-            fields[words.missing] = list(decision.missing)
+            fields[labels.missing] = list(decision.missing)
         if decision.closed:
             fields["closed_budgets"] = list(decision.closed)
         return fields

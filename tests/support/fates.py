@@ -11,7 +11,7 @@ import pytest
 from sweeperd.config import SweepSettings
 from sweeperd.store import Shard
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, source
-from sweeperd.sweep import Decision, GraceScan, Kind, Outcome, Words
+from sweeperd.sweep import Decision, GraceScan, Kind, Labels, Outcome
 from sweeperd.sweep.index import GraceCache
 from sweeperd.sweep.sweeper import Sweeper
 from tests.support.builders import make_sweeper
@@ -97,7 +97,7 @@ class World:
         }
         kind = Kind(
             name="fates",
-            words=Words("fate"),
+            labels=Labels("fate"),
             index=INDEX,
             quarantine=QUARANTINE,
             ticks=b"ticks",

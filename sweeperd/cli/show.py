@@ -8,7 +8,7 @@ from sweeperd.cli.endpoints import attempt_text
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
 from sweeperd.cli.shards import Run, check_name, on_shards
-from sweeperd.ops.search import BatchDocument, Sent, ShowDocument, find_sent, is_sent_id
+from sweeperd.ops.search import BatchDocument, EventMatches, ShowDocument, find_by_event_id, is_event_id
 from sweeperd.ops.show import EventDelivery, EventDocument, Fate, Inspection, inspect_all
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
@@ -41,7 +41,9 @@ def command(run: Run, entry: str, kind: str | None) -> None:
     found = [(shard, inspection) for shard, inspections in seen for inspection in inspections]
     if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
         fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
-    sent = run.each(lambda shard: find_sent(run.settings, shard, entry)) if not found and is_sent_id(entry) else []
+    sent = (
+        run.each(lambda shard: find_by_event_id(run.settings, shard, entry)) if not found and is_event_id(entry) else []
+    )
     known = bool(found) or any(each.entries or each.events or each.batches for _, each in sent)
     if known and run.output.as_json:
         run.report(ShowDocument.of(found, sent, run.down))
@@ -52,7 +54,7 @@ def command(run: Run, entry: str, kind: str | None) -> None:
         fail(_unknown(run, names, entry, sent), Exit.FAILED)
 
 
-def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, Sent]]) -> str:
+def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, EventMatches]]) -> str:
     """How far back the search went, if not over all events."""
     words = [kinds_of(run.settings, run.shards[0])[name].labels.entry for name in names]
     thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
@@ -63,7 +65,9 @@ def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Sh
     return f"there is no {thing} {shortened(printable(entry))}" + (f", and {looked}" if looked else "")
 
 
-def _show(output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, Sent]]) -> None:
+def _show(
+    output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
+) -> None:
     rows = [row for shard, inspection in found for row in _rows(shard, inspection)]
     for shard, each in sent:
         rows += [row for inspection in each.entries for row in _rows(shard, inspection)]

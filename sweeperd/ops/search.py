@@ -110,7 +110,7 @@ class BatchDocument(Document):
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class EventMatches:
     """What one shard knows of a webhook id."""
 
     entries: tuple[Inspection, ...]
@@ -120,12 +120,12 @@ class Sent:
     looked: LookBackDocument
 
 
-def is_sent_id(text: str) -> bool:
-    """Whether the text has the form of an id for `find_sent`."""
+def is_event_id(text: str) -> bool:
+    """Whether the text has the form of an id of an event, a batch or a stream entry."""
     return bool(_WEBHOOK_ID.fullmatch(text) or _STREAM_ID.fullmatch(text))
 
 
-def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
+def find_by_event_id(settings: Settings, shard: Shard, text: str) -> EventMatches:
     """
     Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
     event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
@@ -148,7 +148,7 @@ def find_sent(settings: Settings, shard: Shard, text: str) -> Sent:
             entries.append(inspection)
         else:
             events.append(read_event(settings, shard, row))
-    return Sent(tuple(entries), tuple(events), batches, looked)
+    return EventMatches(tuple(entries), tuple(events), batches, looked)
 
 
 def search(
@@ -219,7 +219,7 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
 
     @classmethod
     def of(
-        cls, entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, Sent]], down: Any
+        cls, entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]], down: Any
     ) -> "ShowDocument":
         """`down`: the shards that could not be read."""
         events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
@@ -274,9 +274,9 @@ class EntryPages:
     def _entry(self, names: Sequence[str], kinds: Sequence[str], text: str) -> dict[str, Any]:
         found, down = self._each(names, lambda shard: list(inspect_all(self._settings, shard, kinds, text)))
         entries = [(shard, inspection) for shard, inspections in found for inspection in inspections]
-        sent: list[tuple[Shard, Sent]] = []
-        if not entries and is_sent_id(text):
-            sent, down = self._each(names, lambda shard: find_sent(self._settings, shard, text))
+        sent: list[tuple[Shard, EventMatches]] = []
+        if not entries and is_event_id(text):
+            sent, down = self._each(names, lambda shard: find_by_event_id(self._settings, shard, text))
         document = ShowDocument.of(entries, sent, down).as_json()
         for shown, each in zip(document["shards"], _inspections(entries, sent), strict=True):
             shown["commands"] = self._commands(*each)
@@ -307,7 +307,7 @@ class EntryPages:
             if not asked.get("before") and _is_known(shard, kind, entry)
         ]
         rows, batches, read, looked = list[StreamRow](), tuple[BatchDocument, ...](), 0, LookBackDocument.of()
-        is_event = text.startswith("evt_") and is_sent_id(text)
+        is_event = text.startswith("evt_") and is_event_id(text)
         if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
             rows, batches, read = _recorded(self._settings, shard, text)
 
@@ -438,7 +438,7 @@ def _is_known(shard: Shard, kind: Kind, entry: bytes) -> bool:
 
 
 def _inspections(
-    entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, Sent]]
+    entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
 ) -> list[tuple[Shard, Inspection]]:
     """All that a ShowDocument shows, in order."""
     return [*entries, *((shard, each) for shard, known in sent for each in known.entries)]

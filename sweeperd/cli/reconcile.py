@@ -186,7 +186,7 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     )
     if any(walk.mended.values()):
         yield f"{name}: mended {_counts(walk.mended)}"
-    yield from (f"  {fault.value}: {fault.says}" for fault in Fault if found.get(fault.value))
+    yield from (f"  {fault.value}: {fault.meaning}" for fault in Fault if found.get(fault.value))
     if walk.truncated:
         yield f"  only the first {len(walk.findings)} are shown; see --limit"
     if walk.resumed:

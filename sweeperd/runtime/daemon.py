@@ -210,7 +210,7 @@ class ShardRunner:
             trouble = outcome.failure if isinstance(outcome, Incomplete) else ""
         except Exception as error:
             failure = Failure.of(error)
-            trouble = failure.cause if failure.sort in ("redis", "refused") else f"the sweep fails: {failure.cause}"
+            trouble = failure.cause if failure.category in ("redis", "refused") else f"the sweep fails: {failure.cause}"
             sweep.failed(failure)
             outcome = Incomplete(trouble)
         self._note(sweep.name, trouble)

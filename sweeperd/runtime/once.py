@@ -196,7 +196,7 @@ class _Run:
     def _failed(self, kind: str, error: Exception, sweeps: Sequence[KindSweep] = ()) -> None:
         """`kind`: the name of the kind if its sweep failed. `sweeps`: the sweeps that count as failed."""
         failure = Failure.of(error)
-        match failure.sort:
+        match failure.category:
             case "redis":
                 text = f"redis is not available: {failure.cause}"
                 self._metrics.sweep.redis_up.labels(self.name).set(0)
@@ -208,7 +208,7 @@ class _Run:
         if text not in self.failures:
             self.failures.append(text)
         for sweep in sweeps:
-            sweep.telemetry.failed(redis_down=failure.sort == "redis")
+            sweep.telemetry.failed(redis_down=failure.category == "redis")
 
     def _count_delivered(self) -> None:
         self.delivery = self._delivery.report()

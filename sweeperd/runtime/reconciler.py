@@ -172,7 +172,7 @@ class PeriodicReconciler:
             except Exception as error:
                 walk.count("error")
                 failure = Failure.of(error)
-                match failure.sort:
+                match failure.category:
                     case "redis":
                         failure.log(logging.WARNING, "reconcile failed, it is tried again later", fields)
                     case "refused":

@@ -47,7 +47,7 @@ class Failure:
     #: `redis`: Redis cannot be worked with for now, and `redis_up` is 0. `refused`: the kind cannot be swept on this
     #: server. `command`: Redis refused a command, because of a key of another type for example. `bug`: a fault of
     #: sweeperd, the only failure that is logged with its traceback.
-    sort: Literal["redis", "refused", "command", "bug"]
+    category: Literal["redis", "refused", "command", "bug"]
     #: In one line.
     cause: str
     error: Exception
@@ -67,7 +67,7 @@ class Failure:
 
     def log(self, level: int, line: str, fields: Mapping[str, object], text: str = "") -> None:
         """Log the failure; `text` in place of the cause."""
-        traceback = self.error if self.sort == "bug" else None
+        traceback = self.error if self.category == "bug" else None
         log.log(level, line, extra={**fields, "error": text or self.cause}, exc_info=traceback)
 
 
@@ -239,11 +239,11 @@ class KindSweep:
 
     def failed(self, failure: Failure) -> None:
         """Count a tick that failed, and log the failure if it is news: see `Trouble`."""
-        self.telemetry.failed(redis_down=failure.sort == "redis")
-        if not self.telemetry.trouble.is_news(f"{failure.sort}: {failure.cause}"):
+        self.telemetry.failed(redis_down=failure.category == "redis")
+        if not self.telemetry.trouble.is_news(f"{failure.category}: {failure.cause}"):
             return
         fields = {"shard": self._shard.name, **self.kind.log_fields}
-        match failure.sort:
+        match failure.category:
             case "redis":
                 failure.log(logging.ERROR, "sweep failed, the next tick tries again", fields)
             case "refused":

@@ -38,8 +38,8 @@ class Fault(enum.StrEnum):
     SUM_DRIFT = "sum_drift"
 
     @property
-    def says(self) -> str:
-        return _SAYS[self]
+    def meaning(self) -> str:
+        return _MEANINGS[self]
 
     @property
     def mendable(self) -> bool:
@@ -48,7 +48,7 @@ class Fault(enum.StrEnum):
 
 
 _MENDABLE = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE, Fault.SHORT_TTL)
-_SAYS = {
+_MEANINGS = {
     Fault.LOST: "active hash that the index lacks; --repair adds it",
     Fault.ORPHAN: "index entry without a hash; --repair removes it",
     Fault.WRONG_SCORE: "score in the index that is not the deadline of the hash; --repair sets it",

@@ -145,7 +145,7 @@ class Timing:
     replays_every: float = 2.0
     #: Between two readings for the status page while the page is open.
     status_every: float = 3.0
-    #: How long after the first sight a walk reads a fault again.
+    #: How long after the first observation a walk reads a fault again.
     settle_faults: float = 1.0
     #: How often the place of a walk is kept, and how often a walk asks whether the server is still the same one.
     keep_walk_every: float = 10.0

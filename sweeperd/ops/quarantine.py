@@ -241,7 +241,7 @@ def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
     mark = Fault.FOREIGN_QUARANTINE.value.encode()
     with Reservations(shard, settings) as subject:
         for _, ids in subject.hashes():
-            yield from (sight.entry for sight in subject.look(ids, None) if sight.mark == mark)
+            yield from (observation.entry for observation in subject.look(ids, None) if observation.mark == mark)
 
 
 def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:

@@ -44,8 +44,8 @@ from sweeperd.ops.reconcile.subjects import (
     CONFIRM,
     SCRIPT_BATCH,
     ConfiguredKind,
+    Observation,
     Reservations,
-    Sight,
     Subject,
 )
 from sweeperd.store.keys import Keys
@@ -94,7 +94,7 @@ class Counters:
     def begin(self) -> None:
         """Before the walk over the hashes."""
 
-    def see(self, sight: Sight) -> None:
+    def see(self, observation: Observation) -> None:
         """An entry of the walk that holds amounts."""
 
     def end(self) -> None:
@@ -270,8 +270,8 @@ class BudgetCounters(Counters):
             self._read(self._drift, [key for key in page if key not in self._drift])
         self.since_ms = self._drift.first_ms
 
-    def see(self, sight: Sight) -> None:
-        self._drift.held(sight.entry, sight.holding)
+    def see(self, observation: Observation) -> None:
+        self._drift.held(observation.entry, observation.holding)
 
     def end(self) -> None:
         """Judge each budget; no budget if the walk took too long."""
@@ -338,9 +338,9 @@ class BudgetCounters(Counters):
 
     def _hold(self, drift: BudgetDrift, stage: WalkStage) -> None:
         for _, ids in self._subject.hashes(stage):
-            for sight in self._subject.look(ids, drift.first_ms):
-                if sight.holding:
-                    drift.held(sight.entry, sight.holding)
+            for observation in self._subject.look(ids, drift.first_ms):
+                if observation.holding:
+                    drift.held(observation.entry, observation.holding)
 
     def _differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
         """The result of a walk that has just ended; None for each budget if `_took_too_long`."""

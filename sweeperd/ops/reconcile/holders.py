@@ -46,14 +46,14 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
     known, now = set[bytes](), shard.read_clock()
     with Reservations(shard, settings) as subject:
         for _, ids in subject.hashes():
-            for sight in subject.look(ids, now):
-                amount = _amount(shard.keys, budget, sight.holding)
-                if amount is not None and sight.entry not in known:
-                    known.add(sight.entry)
-                    key = subject.kind.hash_key(sight.entry)
+            for observation in subject.look(ids, now):
+                amount = _amount(shard.keys, budget, observation.holding)
+                if amount is not None and observation.entry not in known:
+                    known.add(observation.entry)
+                    key = subject.kind.hash_key(observation.entry)
                     row = (value or b"" for value in cast(list[bytes | None], shard.client.hmget(key, _HOLDER_FIELDS)))
                     fields = dict(zip(_HOLDER_FIELDS, row, strict=True))
-                    yield HolderDocument.model_validate({"id": sight.entry, "amount": amount, **fields})
+                    yield HolderDocument.model_validate({"id": observation.entry, "amount": amount, **fields})
 
 
 def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:

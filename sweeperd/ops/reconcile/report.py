@@ -132,8 +132,8 @@ class Finding:
     @property
     def evidence(self) -> str:
         """
-        The fault of an entry, and the score or the deadline that shows it: of a slot that is used again, both sights of
-        a fault may be true of a moment, but not of the same entry.
+        The fault of an entry, and the score or the deadline that shows it: of a slot that is used again, both
+        observations of a fault may be true of a moment, but not of the same entry.
         """
         return f"{self.fault}:{self.found or self.expected}"
 

@@ -32,7 +32,7 @@ WalkProgress = Callable[[WalkStage, int, int], None]
 _ORPHANS = Script("ops/reconcile_orphans")
 
 
-class Sight(NamedTuple):
+class Observation(NamedTuple):
     """An entry with a hint of a fault, or with amounts."""
 
     entry: bytes
@@ -96,7 +96,7 @@ class Subject(abc.ABC):
         """The ids in the index, page by page like `hashes`."""
         return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
 
-    def orphans(self, ids: Sequence[bytes]) -> Iterator[Sight]:
+    def orphans(self, ids: Sequence[bytes]) -> Iterator[Observation]:
         """The index entries without a hash."""
         found = list[bytes]()
         for part in batches(ids, CONFIRM):
@@ -105,10 +105,10 @@ class Subject(abc.ABC):
             found += [part[position] for position in gone]
         yield from self.faults(found)
 
-    def faults(self, ids: Sequence[bytes]) -> Iterator[Sight]:
+    def faults(self, ids: Sequence[bytes]) -> Iterator[Observation]:
         """The entries with a fault."""
         for finding in self.check(ids):
-            yield Sight(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
+            yield Observation(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
 
     def check(self, ids: Sequence[bytes], *, mend: Mapping[bytes, str] = MappingProxyType({})) -> list[Finding]:
         """
@@ -135,7 +135,7 @@ class Subject(abc.ABC):
         return accepted(script.run_many(self.shard.client, calls))
 
     @abc.abstractmethod
-    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
         """
         The entries with a hint or an amount. `since_ms`: an amount that ended before this moment is not held; None: no
         amount is read.
@@ -158,7 +158,7 @@ class Reservations(Subject):
         self.retention_ms = milliseconds(settings.audit_retention)
         self._pipeline = self._opened.enter_context(ScriptPipeline(Script("ops/reconcile_look"), shard.client))
 
-    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
         for some in batches(ids, BATCH):
             parts = list(batches(some, SCRIPT_BATCH))
             self.throttle.begin()
@@ -166,10 +166,10 @@ class Reservations(Subject):
             replies, micros, _ = self._pipeline.receive()
             self.throttle.end(busy=None if micros is None else micros / 1_000_000)
             for part, reply in zip(parts, accepted(replies), strict=True):
-                *sights, retention = reply
+                *observations, retention = reply
                 if retention:
                     self.retention_ms = min(self.retention_ms, int(retention))
-                yield from (Sight(entry, *seen) for entry, seen in zip(part, sights, strict=True) if seen)
+                yield from (Observation(entry, *seen) for entry, seen in zip(part, observations, strict=True) if seen)
 
     def _look_call(self, ids: Sequence[bytes], since_ms: int | None) -> Call:
         keys = [self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, ids)]
@@ -190,8 +190,8 @@ class ConfiguredKind(Subject):
         least = len(kind.stem + kind.end)
         self.closer = [each for each in others if len(each.stem + each.end) >= least]
 
-    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Sight]:  # noqa: ARG002
-        return (sight for sight in self.faults(ids) if sight.mark != Fault.ORPHAN.value.encode())
+    def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:  # noqa: ARG002
+        return (observation for observation in self.faults(ids) if observation.mark != Fault.ORPHAN.value.encode())
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
         decide = self.kind.call(entry, "", True)  # as a proven kind: `skipped` tells what has ended

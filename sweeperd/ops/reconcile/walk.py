@@ -14,7 +14,7 @@ from itertools import islice
 from sweeperd.ops.reconcile.counters import AGREEING, Counters, counters_of
 from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
-from sweeperd.ops.reconcile.subjects import CONFIRM, Sight, Subject
+from sweeperd.ops.reconcile.subjects import CONFIRM, Observation, Subject
 from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.proof import may_be_trusted
 
@@ -92,10 +92,10 @@ class _Hint:
     seen_at: float
     entry: bytes
     page: _Page
-    #: The evidence of the first sight; empty if the same id is never used again.
+    #: The evidence of the first observation; empty if the same id is never used again.
     evidence: str
     #: How often the fault was seen, each time with other evidence.
-    sights: int = 1
+    observations: int = 1
 
 
 class _Walk:
@@ -159,18 +159,18 @@ class _Walk:
             WalkStage.HASHES, WalkStage.INDEX, self._subject.hashes(cursor=position), position
         ):
             page.tally.hashes = len(ids)
-            for sight in self._subject.look(ids, self._counters.since_ms if counted else None):
-                if sight.holding and counted:
-                    self._counters.see(sight)
-                self._note(sight, page)
+            for observation in self._subject.look(ids, self._counters.since_ms if counted else None):
+                if observation.holding and counted:
+                    self._counters.see(observation)
+                self._note(observation, page)
         if counted:
             self._counters.end()
 
     def _walk_index(self, position: int) -> None:
         for page, ids in self._walked(WalkStage.INDEX, WalkStage.COUNTERS, self._subject.index(position), position):
             page.tally.entries = len(ids)
-            for sight in self._subject.orphans(ids):
-                self._hint(sight, page)
+            for observation in self._subject.orphans(ids):
+                self._hint(observation, page)
 
     def _walked(
         self, stage: WalkStage, following: WalkStage, pages: Iterator[tuple[int, list[bytes]]], position: int
@@ -187,18 +187,18 @@ class _Walk:
                 self._saved_at = time.monotonic()
                 self._checkpoint(self._cursor(place))
 
-    def _note(self, sight: Sight, page: _Page) -> None:
-        if sight.mark == b"dismissed":
-            page.tally.dismissed += not self._reported.add(sight.entry)
-        elif sight.mark == b"foreign_expiry":
-            page.tally.foreign_expiries += not self._reported.add(sight.entry)
-            page.tally.foreign_ids.append(sight.entry)
-        elif sight.mark:
-            self._hint(sight, page)
+    def _note(self, observation: Observation, page: _Page) -> None:
+        if observation.mark == b"dismissed":
+            page.tally.dismissed += not self._reported.add(observation.entry)
+        elif observation.mark == b"foreign_expiry":
+            page.tally.foreign_expiries += not self._reported.add(observation.entry)
+            page.tally.foreign_ids.append(observation.entry)
+        elif observation.mark:
+            self._hint(observation, page)
 
-    def _hint(self, sight: Sight, page: _Page, sights: int = 1) -> None:
+    def _hint(self, observation: Observation, page: _Page, observations: int = 1) -> None:
         page.waiting += 1
-        self._hints.append(_Hint(time.monotonic(), sight.entry, page, sight.evidence, sights))
+        self._hints.append(_Hint(time.monotonic(), observation.entry, page, observation.evidence, observations))
 
     def _settle(self, *, all_of_them: bool = False) -> None:
         """Read hints again that have waited long enough. If there are too many, or for `all_of_them`, wait first."""
@@ -224,9 +224,9 @@ class _Walk:
             finding, in_index = found.get(hint.entry), hint.page.place[0] is WalkStage.INDEX
             if finding is None or (finding.fault is Fault.ORPHAN) is not in_index:
                 continue
-            if hint.evidence not in ("", finding.evidence) and hint.sights < AGREEING:
+            if hint.evidence not in ("", finding.evidence) and hint.observations < AGREEING:
                 # The id is used again, or its deadline is moved all the time: another hint, or in the end a fault.
-                self._hint(Sight(hint.entry, b"", evidence=finding.evidence), hint.page, hint.sights + 1)
+                self._hint(Observation(hint.entry, b"", evidence=finding.evidence), hint.page, hint.observations + 1)
             elif not self._reported.add(hint.entry):
                 hint.page.tally.add(finding)
 

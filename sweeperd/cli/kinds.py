@@ -12,7 +12,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Backlog
 from sweeperd.sweep.proof import prove
-from sweeperd.sweep.sweeper import measured
+from sweeperd.sweep.sweeper import read_index_backlog
 
 
 @click.group("kinds")
@@ -35,7 +35,7 @@ def accept(change: Change, name: str) -> None:
     accepted = list[AcceptedKind]()
 
     def find(shard: Shard) -> Backlog:
-        return measured(shard, kinds_of(change.settings, shard)[name], shard.read_clock())
+        return read_index_backlog(shard, kinds_of(change.settings, shard)[name], shard.read_clock())
 
     def question(found: Sequence[Backlog]) -> str:
         unproven = [backlog for backlog in found if not backlog.proven]

@@ -41,7 +41,7 @@ from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import spread
-from sweeperd.sweep.sweeper import measured
+from sweeperd.sweep.sweeper import read_index_backlog
 from sweeperd.text import decode, moment_ms, span
 
 #: How many keys are visited in search of a key of sweeperd, and how many in one call.
@@ -493,7 +493,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
 
 def _kind(shard: Shard, kind: Kind, now: int) -> KindDocument:
     return KindDocument.made_of(
-        measured(shard, kind, now),
+        read_index_backlog(shard, kind, now),
         kind=kind.name,
         tick=read_last_sweep(shard, kind),
         sweeping=holder(shard, kind.lease_job),

@@ -257,7 +257,7 @@ class KindSweep:
 
     def measure(self) -> None:
         """Set the gauges."""
-        self.telemetry.measured(self.backlog())
+        self.telemetry.set_backlog(self.backlog())
         self._measure_at = time.monotonic() + self._measure_every
 
     def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:

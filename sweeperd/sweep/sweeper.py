@@ -168,7 +168,7 @@ class AdaptiveBatchSize:
         self._polite = min(max(nearest, self._smallest), self._largest)
 
 
-def measured(shard: Shard, kind: Kind, now: int) -> Backlog:
+def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     """
     How many entries are due, since when the oldest, how many are in quarantine, protected, far ahead and held. `now`:
     ms on Redis's clock. Raises redis.RedisError.
@@ -297,11 +297,11 @@ class Sweeper:
         )
 
     def backlog(self) -> Backlog:
-        """What waits, as `measured` says. Raises RedisUnavailable."""
+        """What waits, as `read_index_backlog` reads it. Raises RedisUnavailable."""
         with self._shard.reaching():
             if self._kind.protected:
                 self._drop_ended(self._kind.protected)
-            return measured(self._shard, self._kind, self._shard.read_clock())
+            return read_index_backlog(self._shard, self._kind, self._shard.read_clock())
 
     def _drop_ended(self, key: bytes) -> None:
         """

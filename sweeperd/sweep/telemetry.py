@@ -192,7 +192,7 @@ class SweepTelemetry:
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
 
-    def measured(self, backlog: Backlog) -> None:
+    def set_backlog(self, backlog: Backlog) -> None:
         """How much is due, in quarantine and far ahead."""
         self._metrics.due_entries.labels(self._shard, self._kind.name).set(backlog.due)
         self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)

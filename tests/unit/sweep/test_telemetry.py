@@ -285,14 +285,14 @@ def test_redis_is_not_to_blame_for_a_fault(told: Told) -> None:
 
 
 def test_backlog(told: Told) -> None:
-    told.audit.measured(Backlog(due=7, oldest_due_seconds=1.5, quarantined=3, far_ahead=2))
+    told.audit.set_backlog(Backlog(due=7, oldest_due_seconds=1.5, quarantined=3, far_ahead=2))
     assert told.changes() == {
         ("sweeperd_due_entries", ("s1", "reservations")): 7,
         ("sweeperd_oldest_due_seconds", ("s1", "reservations")): 1.5,
         ("sweeperd_quarantined_entries", ("s1", "reservations")): 3,
         ("sweeperd_far_ahead_entries", ("s1", "reservations")): 2,
     }
-    told.audit.measured(Backlog(due=0, oldest_due_seconds=0.0, quarantined=0))
+    told.audit.set_backlog(Backlog(due=0, oldest_due_seconds=0.0, quarantined=0))
     assert told.changes() == {}
 
 

@@ -11,7 +11,7 @@ import urllib3.exceptions
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.http import Transport, failed
-from sweeperd.outbox.attempts import Masker
+from sweeperd.outbox.masking import Masker
 
 #: If a receiver refuses the client's certificate, the refusal comes after the handshake, within this time, seconds.
 REFUSAL_WAIT = 0.5

@@ -35,7 +35,7 @@ from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.outbox import WebhookRequest
-from sweeperd.outbox.attempts import Masker
+from sweeperd.outbox.masking import Masker
 from sweeperd.store import Clock, Shard
 from sweeperd.store.scripts import Call, Script
 from sweeperd.tracing import Span

@@ -16,9 +16,9 @@ from sweeperd.config.types import PRIVATE
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.status import LETTERS, EndpointDocument, EndpointFigures
-from sweeperd.outbox.attempts import Masker
 from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
 from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
+from sweeperd.outbox.masking import Masker
 from sweeperd.outbox.replays import replay_group
 from sweeperd.outbox.stream import NO_TENANT, PAGE, Announcements, ConsumerGroups, Outbox, Pending
 from sweeperd.outbox.subscription import Subscription

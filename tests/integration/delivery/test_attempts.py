@@ -11,7 +11,8 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import SUCCESS_EVERY_MS, AttemptLog
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import OutboxEntry
-from sweeperd.outbox.attempts import ANSWER, Attempt, attempts_with, read_attempts
+from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts
+from sweeperd.outbox.masking import ANSWER
 from sweeperd.store import Shard
 from sweeperd.store.lease import process_name
 from tests.support.deliveries import Deliver, Delivery, expire, settled

@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sweeperd.config import EndpointSettings
-from sweeperd.outbox.attempts import ANSWER, HIDDEN, SHORTEST_HIDDEN, Masker
+from sweeperd.outbox.masking import ANSWER, HIDDEN, SHORTEST_HIDDEN, Masker
 
 SIGNATURE = "v1," + "c2lnbmF0dXJlIG9mIHRoZSB0ZXN0cw=="
 

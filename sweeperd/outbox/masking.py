@@ -1,0 +1,214 @@
+"""Masks the secrets of an endpoint in everything that is logged or recorded about its requests."""
+
+import base64
+import functools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from urllib.parse import SplitResult, quote, quote_plus, unquote_to_bytes, urlsplit
+
+from sweeperd.config import EndpointSettings
+from sweeperd.text import decode
+
+#: How much of the response's body is kept, characters.
+ANSWER = 256
+HIDDEN = "***"
+#: How much of a signature is shown, characters.
+SIGNATURE_SHOWN = 12
+#: If a value is shorter (bytes), only the value beside the name is hidden: else half of a response might be hidden.
+SHORTEST_HIDDEN = 4
+
+#: Headers of a request without secrets. All others come from the configuration or the URL.
+_OPEN_HEADERS = {
+    *("accept", "accept-encoding", "connection", "content-length", "content-type", "traceparent", "user-agent"),
+    *("webhook-id", "webhook-timestamp", "x-sweeperd-sequence"),
+    *("x-cycles-event-id", "x-cycles-event-type", "x-cycles-trace-id"),
+}
+_SIGNATURES = {"webhook-signature", "x-cycles-signature"}
+#: The characters that Go escapes in JSON and other languages do not.
+_GO = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
+
+
+class Masker:
+    """
+    Hides the secrets of one endpoint, and of the proxy named by the environment at the start. Threads may share a
+    masker.
+    """
+
+    def __init__(self, endpoint: EndpointSettings) -> None:
+        from urllib.request import getproxies  # noqa: PLC0415 - few commands need it, and it takes memory
+
+        url = urlsplit(endpoint.url.get_secret_value())
+        named = [*_query(url), *((name, value.get_secret_value()) for name, value in endpoint.headers.items())]
+        secrets = {url.query, *_credentials(url)}
+        for proxy in (endpoint.proxy.get_secret_value(),) if endpoint.proxy else getproxies().values():
+            secrets |= _proxy_credentials(proxy)
+        for _, value in named:
+            secrets |= _parts(value)
+        # A key is never sent, but a receiver may know the key and answer with the key.
+        for key in endpoint.secrets:
+            text = key.get_secret_value()
+            secrets |= {text, re.sub("^wh(sec|sk)_", "", text)}
+        self._known = {value for _, value in named}
+        self._secrets = frozenset(secrets)
+        self._short = [_beside(name, value) for name, value in named if 0 < len(value) < SHORTEST_HIDDEN]
+
+    def header(self, name: str, value: str) -> str:
+        """The value of a header of a request, masked."""
+        if name.lower() in _SIGNATURES:
+            return " ".join(f"{part[:SIGNATURE_SHOWN]}…" for part in value.split())
+        return value if name.lower() in _OPEN_HEADERS else HIDDEN
+
+    def text(self, text: str, sent: Mapping[str, str], *, cut: bool = False) -> str:
+        """
+        A text from the response to a request with the headers `sent`, masked. `cut`: more followed, so the text may end
+        with the beginning of a secret.
+        """
+        if len(text.encode()) < SHORTEST_HIDDEN and not self._short:
+            return text
+        forms = [*_forms(self._secrets)]
+        for name, value in sent.items():
+            if name.lower() in _SIGNATURES:
+                text = _without_signatures(text, value)
+            elif name.lower() not in _OPEN_HEADERS and value not in self._known:
+                forms += _forms(frozenset(_parts(value)))
+        spans = [match.span(1) for pattern in self._short for match in pattern.finditer(text)]
+        for form in forms:
+            if form in text:
+                spans += _found(form, text)
+            if cut and (kept := _begun(form, text)):
+                spans.append((len(text) - kept, len(text)))
+        return _without(text, spans) if spans else text
+
+    def answer(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str]) -> str:
+        """The first ANSWER characters of the body of a response, masked."""
+        longest = ANSWER * 4  # bytes of that many characters in UTF-8
+        return self.body(body[:longest], sent, answered, cut=len(body) > longest)[:ANSWER]
+
+    def body(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str], *, cut: bool = False) -> str:
+        """The body of a response with the headers `answered`, masked. `cut`: only the beginning of the body."""
+        if not body:
+            return ""
+        coding = {name.lower(): value for name, value in answered.items()}.get("content-encoding")
+        if coding:
+            return f"({self.text(coding[:ANSWER], sent, cut=len(coding) > ANSWER)}, not shown)"
+        return self.text(decode(body), sent, cut=cut)
+
+
+def _query(url: SplitResult) -> Iterator[tuple[str, str]]:
+    """Names and values. If a parameter has no value, the name counts as a value without a name."""
+    for part in {*url.query.split("&"), *re.split("[&;]", url.query)}:
+        name, equals, value = part.partition("=")
+        yield (name, value) if equals else ("", name)
+
+
+def _credentials(url: SplitResult) -> set[str]:
+    if url.username is None and url.password is None:
+        return set()
+    user, password = url.username or "", url.password or ""
+    return {user, password, f"{user}:{password}"}
+
+
+def _proxy_credentials(proxy: str) -> set[str]:
+    """The proxy of the environment may lack a scheme, or be no URL at all."""
+    try:
+        return _credentials(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
+    except ValueError:
+        return set()
+
+
+def _parts(value: str) -> set[str]:
+    """
+    The value of a parameter or of a header, and the parts that a receiver may repeat alone: a token without `Bearer`,
+    user and password of `Basic`, a cookie without the name.
+    """
+    words, pieces = re.split("[ \t]+", value), re.split("[ \t;,]+", value)
+    scheme = len(words) > 1 and words[0].isalpha()
+    parts = {value, *words[scheme:], *pieces[scheme:]}
+    parts |= {part.partition("=")[2].strip('"') for part in parts if "=" in part.rstrip("=")}
+    if scheme and words[0].lower() == "basic":
+        try:
+            pair = base64.b64decode(words[1])
+        except ValueError:
+            return parts
+        for text in (pair.decode("latin-1"), pair.decode("utf-8", "replace")):
+            parts |= {text, *text.split(":", 1)}
+    return parts
+
+
+def _beside(name: str, value: str) -> re.Pattern[str]:
+    """Finds a short value beside its name: `name=value`, `"Name": "value"`, `NAME%3Dvalue`."""
+    if not name:
+        return re.compile(rf"\?({re.escape(value)})(?![0-9A-Za-z])")
+    beside = "[-_ +]".join(map(re.escape, re.split("[-_ +]", name)))
+    return re.compile(rf"(?i:{beside})(?:%[0-9A-Fa-f]{{2}}|[^0-9A-Za-z]){{1,6}}?({re.escape(value)})(?![0-9A-Za-z])")
+
+
+@functools.lru_cache(maxsize=256)
+def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
+    """
+    The forms of these secrets in a text: as they are, percent-encoded, escaped for JSON and HTML, and in base64. If a
+    secret is too short, it has no form. Each form costs time in each text that is masked.
+    """
+    texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
+    long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
+    forms = {form for text in long | {text.rstrip("=") for text in long} for form in _escaped(text)}
+    for raw in {raw for text in long for raw in (text.encode(), text.encode("latin-1", "replace"))}:
+        for encoded in (base64.b64encode(raw).decode(), base64.urlsafe_b64encode(raw).decode()):
+            for form in (encoded, encoded.rstrip("=")):
+                forms |= {form, form.replace("/", "\\/"), quote(form, safe="")}
+    return tuple(form for form in forms if len(form.encode()) >= SHORTEST_HIDDEN)
+
+
+def _unquoted(secret: str) -> str:
+    """The form that the receiver of a URL gets."""
+    return decode(unquote_to_bytes(secret))
+
+
+def _escaped(text: str) -> Iterator[str]:
+    """The forms that frameworks write."""
+    import html  # noqa: PLC0415 - the table of names takes memory
+
+    yield from (text, html.escape(text))
+    if not text.isascii():
+        yield decode(text.encode("latin-1", "replace"))  # the form of a header
+    for safe in ("", "/"):
+        for quoted in (quote(text, safe=safe), quote_plus(text, safe=safe)):
+            yield from (quoted, re.sub("%..", lambda escape: escape[0].lower(), quoted))
+    for plain in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
+        yield from (plain, plain.replace("/", "\\/"), plain.translate(_GO))
+
+
+def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
+    """All places of a form, overlaps included."""
+    start = text.find(form)
+    while start >= 0:
+        yield start, start + len(form)
+        start = text.find(form, start + 1)
+
+
+def _begun(form: str, text: str) -> int:
+    """How many characters of the form the text ends with; 0 if too few to tell."""
+    end = text[-len(form) :]
+    at = end.find(form[:SHORTEST_HIDDEN])
+    while at >= 0 and not form.startswith(end[at:]):
+        at = end.find(form[:SHORTEST_HIDDEN], at + 1)
+    return len(end) - at if at >= 0 else 0
+
+
+def _without_signatures(text: str, signatures: str) -> str:
+    """Hide these signatures, in the usual forms only: a signature is good for a single request."""
+    for signature in signatures.split():
+        for part in (signature, re.split("[,=]", signature, maxsplit=1)[-1]):
+            text = text.replace(part, HIDDEN).replace(part.replace("/", "\\/"), HIDDEN)
+    return text
+
+
+def _without(text: str, spans: list[tuple[int, int]]) -> str:
+    """The text with these parts hidden; if parts meet, they are hidden together."""
+    shown, position = list[str](), 0
+    for start, end in sorted(spans):
+        if start > position or not shown:
+            shown += [text[position:start], HIDDEN]
+        position = max(position, end)
+    return "".join(shown) + text[position:]

@@ -28,7 +28,7 @@ RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"
 #: The fields of the event's data that sweeperd sets.
 OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
 #: The fields of the hash that sweeperd sets.
-OWN_FIELDS = {"expired_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
+OWN_FIELDS = {"expired_at", "dismissed_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
 #: The prefixes of sweeperd's keys, and of reservations' keys if they are swept.
 OWN_KEYS = "sweeperd:"
 RESERVATION_KEYS = ("reservation:", "budget:")

@@ -104,7 +104,11 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('["ZREM seats:ttl {id}"]', "is the index"),
         ('["HINCRBY budget:{x} remaining {qty}"]', "belongs to reservations"),
     ],
-    "deadline": [('"expired_at"', "sweeperd itself"), ('"quarantined_at"', "sweeperd itself")],
+    "deadline": [
+        ('"expired_at"', "sweeperd itself"),
+        ('"quarantined_at"', "sweeperd itself"),
+        ('"dismissed_at"', "sweeperd itself"),
+    ],
     "retention": [('"7"', "a duration"), ('"36501d"', 'at most "36500d"'), ('"36500d"', None)],
     "max_writes": [("0", "greater than"), ("65", "less than"), ("1", "max_writes = 1")],
     "grace": [('"-1s"', "a duration"), ('"36501d"', 'at most "36500d"')],

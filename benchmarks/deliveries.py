@@ -10,7 +10,7 @@ from benchmarks.lab import Lab
 from benchmarks.process import cpu_seconds, peak_mib
 from benchmarks.receiver import Receiver, Tally
 from sweeperd.config import RedisSettings
-from sweeperd.outbox.stream import ConsumerGroups
+from sweeperd.outbox import ConsumerGroups
 from sweeperd.store.embedded import Server
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import last_id

@@ -23,10 +23,9 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.senders import Sender
 from sweeperd.errors import RedisUnavailable
-from sweeperd.outbox import Message, OutboxEntry, message
-from sweeperd.outbox import subscription as cycles_subscription
+from sweeperd.outbox import Message, OutboxEntry, cycles_subscription, message
+from sweeperd.outbox.cycles_subscription import SYSTEM, CyclesSubscription
 from sweeperd.outbox.event import EVENT_TYPE, Fields, category, event_type, moment
-from sweeperd.outbox.subscription import SYSTEM, CyclesSubscription
 from sweeperd.store import Shard
 from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script, evaluate, micros_of, server_clock

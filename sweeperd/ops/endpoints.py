@@ -16,11 +16,15 @@ from sweeperd.config.types import PRIVATE
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.status import LETTERS, EndpointDocument, EndpointFigures
-from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointState, EndpointStateStore
-from sweeperd.outbox.event import Message, OutboxEntry, as_json, message, webhook_request
+from sweeperd.outbox.announcements import NO_TENANT, Announcements
+from sweeperd.outbox.circuits import CircuitStateStore
+from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
+from sweeperd.outbox.event import Message, OutboxEntry, as_json, message
+from sweeperd.outbox.groups import ConsumerGroups
 from sweeperd.outbox.masking import Masker
 from sweeperd.outbox.replays import replay_group
-from sweeperd.outbox.stream import NO_TENANT, PAGE, Announcements, ConsumerGroups, Outbox, Pending
+from sweeperd.outbox.request import webhook_request
+from sweeperd.outbox.stream import PAGE, Outbox, Pending
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard

@@ -13,8 +13,8 @@ from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts
 from sweeperd.outbox.event import event_id
+from sweeperd.outbox.groups import is_waiting
 from sweeperd.outbox.replays import GROUP_PREFIX
-from sweeperd.outbox.stream import is_waiting
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.scripts import accepted, batches, run_commands

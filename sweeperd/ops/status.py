@@ -20,16 +20,12 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.reconcile import WalkStore
 from sweeperd.ops.show import Details, read_details
-from sweeperd.outbox.endpoint_state import (
-    CircuitNote,
-    CircuitState,
-    CircuitStateStore,
-    EndpointState,
-    EndpointStateStore,
-)
+from sweeperd.outbox.backlog import BacklogMemory, read_backlog
+from sweeperd.outbox.circuits import CircuitNote, CircuitState, CircuitStateStore
+from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.filters import LivingFilters, read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
-from sweeperd.outbox.subscription import BacklogMemory, Subscription, read_backlog
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder

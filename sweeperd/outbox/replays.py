@@ -17,10 +17,12 @@ import redis
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Note
 from sweeperd.logs import LogThrottle
-from sweeperd.outbox.endpoint_state import CircuitStateStore, EndpointStateStore
+from sweeperd.outbox.circuits import CircuitStateStore
+from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
 from sweeperd.outbox.filters import FilterNote, read_filters
-from sweeperd.outbox.stream import Outbox, is_waiting
+from sweeperd.outbox.groups import is_waiting
+from sweeperd.outbox.stream import Outbox
 from sweeperd.outbox.subscription import EventFilter, Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group

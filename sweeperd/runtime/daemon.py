@@ -15,7 +15,8 @@ from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sweeperd.config import Settings
-from sweeperd.context import CpuTurns, ShardContext
+from sweeperd.context import ShardContext
+from sweeperd.cpu_turns import CpuTurns
 from sweeperd.delivery.dispatcher import Dispatcher, shares
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
@@ -25,7 +26,7 @@ from sweeperd.ops.history import StatusHistory, status_report
 from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.ops.search import EntryPages
 from sweeperd.ops.status import read_status
-from sweeperd.outbox.subscription import BacklogMemory
+from sweeperd.outbox import BacklogMemory
 from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role

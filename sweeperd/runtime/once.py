@@ -16,7 +16,8 @@ from datetime import timedelta
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.context import CpuTurns, ShardContext
+from sweeperd.context import ShardContext
+from sweeperd.cpu_turns import CpuTurns
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher, shares
 from sweeperd.document import Count, Document, Seconds
 from sweeperd.errors import RedisUnavailable

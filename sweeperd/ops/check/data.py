@@ -16,9 +16,9 @@ from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unkno
 from sweeperd.ops.check.sample import endangered, misfit
 from sweeperd.ops.reconcile import Fault, LastWalk, WalkStore, subject_of
 from sweeperd.ops.status import WARNING, is_empty
+from sweeperd.outbox.cycles_subscription import SYSTEM, parse
 from sweeperd.outbox.filters import read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX
-from sweeperd.outbox.subscription import SYSTEM, parse
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_refused, is_unknown_command, is_wrong_type
 from sweeperd.store.lease import CYCLES_TOKEN

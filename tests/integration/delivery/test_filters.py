@@ -18,7 +18,7 @@ from sweeperd.ops.check import CheckLevel, check_shard
 from sweeperd.ops.status import read_endpoints
 from sweeperd.outbox import EndpointStateStore, Filters
 from sweeperd.outbox.filters import FilterNote, read_filters
-from sweeperd.outbox.stream import LONG_IDLE_MS
+from sweeperd.outbox.groups import LONG_IDLE_MS
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually

@@ -10,7 +10,7 @@ import redis
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
 from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlog
-from sweeperd.outbox import subscription as module
+from sweeperd.outbox.backlog import REMEMBERED, SAMPLE_BYTES
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
@@ -125,7 +125,7 @@ def test_a_long_backlog_is_remembered_for_a_minute(stream: Outbox, shard: Shard,
     add(client, 20)  # exactly as many as are counted one by one
     memory = BacklogMemory(20, clock.monotonic)
     was_read = []
-    for clock.now in (1000.0, 1001.0, 1000.0 + module.REMEMBERED, 1001.0 + module.REMEMBERED):
+    for clock.now in (1000.0, 1001.0, 1000.0 + REMEMBERED, 1001.0 + REMEMBERED):
         client.config_resetstat()
         assert backlog(shard, memory=memory).events == 20
         was_read.append("cmdstat_xrange" in client.info("commandstats"))
@@ -202,7 +202,7 @@ def test_a_filter_reads_a_bounded_number_of_bytes(stream: Outbox, shard: Shard, 
         client.xadd(KEY, {"id": str(number), "tenant": ("acme", "globex")[number % 2], "scope": "x" * 8000})
     client.config_resetstat()
     found = backlog(shard, ACME)
-    assert client.info("commandstats")["cmdstat_xrange"]["calls"] <= 1 + module.SAMPLE_BYTES // (8000 * 100)
+    assert client.info("commandstats")["cmdstat_xrange"]["calls"] <= 1 + SAMPLE_BYTES // (8000 * 100)
     assert not found.exact
     assert found.events == (200 if counts_lag(client) else pytest.approx(33, abs=1))
     whole = backlog(shard, ACME, to_the_end=True)

@@ -10,8 +10,8 @@ from sweeperd.config import EndpointSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox import PARKED, Filters, Outbox, OutboxEntry, Subscription, is_waiting
 from sweeperd.outbox.filters import FilterNote, read_filters
+from sweeperd.outbox.groups import LONG_IDLE_MS
 from sweeperd.outbox.replays import ReplayCount, ReplaySpan, ReplaySubscription, filter_gap
-from sweeperd.outbox.stream import LONG_IDLE_MS
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, expire
 from tests.support.fixtures import full

@@ -24,8 +24,7 @@ from sweeperd.outbox import (
     Replication,
     Subscription,
 )
-from sweeperd.outbox import stream as groups_module
-from sweeperd.outbox.stream import CLAIM_COUNT, Trimmed
+from sweeperd.outbox.groups import CLAIM_COUNT, LONG_IDLE_MS, Trimmed
 from sweeperd.store import Shard
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
@@ -167,18 +166,18 @@ def test_a_group_is_made_in_a_full_redis(own_shard: Shard) -> None:
 def test_what_waits_is_made_due_and_what_is_in_hand_is_left_alone(stream: Outbox, client: redis.Redis) -> None:
     """More than one call can hold, those that travel alone too."""
     assert stream.groups.make_due(GROUP) == 0, "there is no group"
-    events = taken(stream, client, groups_module.CLAIM_COUNT + 30)
+    events = taken(stream, client, CLAIM_COUNT + 30)
     in_hand, alone, parked = events[0], events[1], events[2:]
     assert stream.groups.make_due(GROUP) == 0
     stream.nack(GROUP, [*parked, alone._replace(alone=True)])
     assert stream.groups.make_due(GROUP) == len(parked) + 1
     waiting = {pending.id: pending for pending in [*stream.pending(GROUP), *stream.pending(GROUP, events[99].id)]}
-    assert waiting[in_hand.id].idle_ms < groups_module.LONG_IDLE_MS
+    assert waiting[in_hand.id].idle_ms < LONG_IDLE_MS
     assert waiting[in_hand.id].owner == b"us"
     assert waiting[alone.id].owner == PARKED_ALONE
     del waiting[in_hand.id]
     assert len(waiting) == len(parked) + 1
-    assert all(pending.idle_ms >= groups_module.LONG_IDLE_MS for pending in waiting.values())
+    assert all(pending.idle_ms >= LONG_IDLE_MS for pending in waiting.values())
     assert all(pending.deliveries == 1 for pending in waiting.values())
 
 

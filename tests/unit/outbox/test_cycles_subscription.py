@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from sweeperd.outbox.subscription import parse
+from sweeperd.outbox.cycles_subscription import parse
 
 BASE = {"subscription_id": "whsub_1", "status": "ACTIVE", "event_types": [], "url": "https://hooks.example.com/"}
 

@@ -1,7 +1,7 @@
 """The rate of deliveries of one process, from samples with times."""
 
 from sweeperd.outbox import DeliveryRate
-from sweeperd.outbox.endpoint_state import COUNTED, SHORTEST, WINDOW
+from sweeperd.outbox.delivery_rate import COUNTED, SHORTEST, WINDOW
 
 
 def after(*samples: tuple[float, int]) -> tuple[float, float]:

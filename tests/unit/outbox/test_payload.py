@@ -12,7 +12,8 @@ from hypothesis import example, given, strategies
 
 from sweeperd.config import Format
 from sweeperd.outbox import EventEncoder, Message, OutboxEntry, message
-from sweeperd.outbox.event import EXPIRY_FIELDS, batch_request
+from sweeperd.outbox.event import EXPIRY_FIELDS
+from sweeperd.outbox.request import batch_request
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {

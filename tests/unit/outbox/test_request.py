@@ -8,7 +8,7 @@ from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import Format
 from sweeperd.outbox import EventEncoder, Message, OutboxEntry
-from sweeperd.outbox.event import batch_request, single_request
+from sweeperd.outbox.request import batch_request, single_request
 
 ONE = Message("evt_1", "reservation.expired", "1" * 32, b'{"a":1}', "default:1-1")
 TWO = Message("evt_2", "reservation.expired", "2" * 32, b'{"a":2}', "default:1-2")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from sweeperd.context import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, CpuTurns
+from sweeperd.cpu_turns import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, CpuTurns
 from tests.support.harness import eventually
 
 

@@ -1,0 +1,144 @@
+"""Stores the circuits of every process by endpoint, for operators and for other processes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import redis
+
+from sweeperd.context import DEFAULT_TIMING, Timing
+from sweeperd.document import Note
+from sweeperd.store.errors import is_server_trouble
+from sweeperd.store.scripts import Call, Script
+from sweeperd.store.shard import Shard
+
+
+class CircuitNote(Note):
+    """The published circuit of one process. Times are ms on Redis's clock."""
+
+    #: The name of the process in the groups; "": written by an earlier version.
+    process: str = ""
+    #: When the note was published.
+    at: int = 0
+    #: When the next probe is due; 0: the circuit is closed.
+    probe_at: int = 0
+    #: How many deliveries have failed in a row, and why the last delivery failed.
+    failures: int = 0
+    reason: str = ""
+    #: The last delivery; 0: none yet.
+    delivered_at: int = 0
+    #: Events delivered per second, and over how many seconds; 0.0 seconds: not known yet.
+    rate: float = 0.0
+    rate_window: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CircuitState:
+    """The circuits of one endpoint over all living processes."""
+
+    #: The notes of the processes, open circuits first.
+    notes: tuple[CircuitNote, ...] = ()
+
+    @property
+    def processes(self) -> int:
+        """How many processes deliver to the endpoint."""
+        return len(self.notes)
+
+    @property
+    def rate(self) -> float:
+        """Events delivered per second by all processes."""
+        return round(sum(note.rate for note in self.notes), 2)
+
+    @property
+    def rate_window(self) -> float:
+        """The longest window, seconds, of the rates of the processes; 0.0 if no rate is known."""
+        return max((note.rate_window for note in self.notes), default=0.0)
+
+    @property
+    def open_on(self) -> int:
+        """How many processes have an open circuit."""
+        return sum(note.probe_at > 0 for note in self.notes)
+
+    @property
+    def open(self) -> bool:
+        """Whether the circuit of some process is open."""
+        return self.open_on > 0
+
+    @property
+    def failures(self) -> int:
+        """The most failures in a row; 0 if no circuit is open."""
+        return max((note.failures for note in self.notes if note.probe_at), default=0)
+
+    @property
+    def reason(self) -> str:
+        """Why a delivery failed; empty if no circuit is open."""
+        return next((note.reason for note in self.notes if note.probe_at), "")
+
+
+class CircuitStateStore:
+    """
+    `sweeperd:circuits`. Each process has separate circuits, and publishes them here for operators every few seconds, in
+    a field `<endpoint>@<process>`. All processes obey the field `<endpoint>`: the time when an operator has closed the
+    circuit everywhere.
+    """
+
+    def __init__(self, shard: Shard, timing: Timing = DEFAULT_TIMING) -> None:
+        self._timing = timing
+        self._set_field = Script("delivery/set_field")
+        self._client = shard.client
+        self._key = shard.keys.circuits
+        self._clock = shard.clock
+
+    def read(self, endpoint: str) -> CircuitState:
+        """The circuits of living processes. Raises redis.RedisError."""
+        notes = list(self._notes(f"{endpoint}@").values())
+        # If a process misses a note, the process may be dead: then the success of another process overrules the note. A
+        # note from the future is of a time before the clock was set back.
+        now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
+        living = [
+            note
+            for note in notes
+            if abs(now - note.at)
+            < 1000 * (self._timing.note_every * (1.5 if success > note.at and note.probe_at else 3))
+        ]
+        return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
+
+    def write(self, endpoint: str, note: CircuitNote) -> None:
+        """Publish a note. If Redis refuses the write, only operators miss the note. Raises redis.RedisError."""
+        self._change(lambda: self._set(f"{endpoint}@{note.process}", note.model_dump_json()))
+
+    def remove(self, endpoint: str, process: str) -> None:
+        """Remove the note of a process that has ended. Raises redis.RedisError."""
+        self._change(lambda: self._client.hdel(self._key, f"{endpoint}@{process}"))
+
+    def remove_stale(self) -> None:
+        """Remove the notes of dead processes. Raises redis.RedisError."""
+        oldest = self._clock.now_ms() - self._timing.note_kept * 1000
+        stale = [field for field, note in self._notes().items() if note.at < oldest]
+        if stale:
+            self._change(lambda: self._client.hdel(self._key, *stale))
+
+    def close(self, endpoint: str) -> None:
+        """Close the circuit on all processes, within seconds. Raises redis.RedisError."""
+        self._set(endpoint, str(self._clock.now_ms()))
+
+    def closed_at(self, endpoint: str) -> bytes | None:
+        """When an operator last closed the circuit; None: never. Raises redis.RedisError."""
+        return cast(bytes | None, self._client.hget(self._key, endpoint))
+
+    def _notes(self, prefix: str = "") -> dict[bytes, CircuitNote]:
+        """By field. If a note cannot be read, it is so old that it counts for nothing."""
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        named = {field: value for field, value in fields.items() if b"@" in field and field.startswith(prefix.encode())}
+        return {field: CircuitNote.parse(value) or CircuitNote() for field, value in named.items()}
+
+    def _set(self, field: str, value: str) -> None:
+        self._set_field.run(self._client, Call([self._key], [field, value]))
+
+    @staticmethod
+    def _change(change: Callable[[], object]) -> None:
+        try:
+            change()
+        except redis.ResponseError as error:
+            if is_server_trouble(error):
+                raise

@@ -1,0 +1,300 @@
+"""Keeps the consumer groups of a shard's event stream."""
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import redis
+
+from sweeperd.config import Start
+from sweeperd.context import DEFAULT_TIMING, Timing
+from sweeperd.outbox.filters import RELEASED
+from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_group, is_missing_key
+from sweeperd.store.scripts import Call, Script, batches
+from sweeperd.store.shard import Shard
+from sweeperd.store.streams import FIRST, START, StreamId, StreamRow, after, milliseconds
+from sweeperd.text import decode
+
+if TYPE_CHECKING:
+    from prometheus_client import Counter
+
+log = logging.getLogger(__name__)
+
+#: The owner of events that wait for their next delivery.
+PARKED = b"(parked)"
+#: The same for events that were refused alone: no other event shares their request.
+PARKED_ALONE = b"(parked alone)"
+#: How many pending events change their owner in one command, while other clients wait: 0.8 ms on Redis 7.0.
+CLAIM_COUNT = 100
+#: The idle time of an event that any process may take at once, ms: longer than every wait.
+LONG_IDLE_MS = 10**10
+#: How many groups one call of the script looks at, while other clients wait.
+GROUPS_COUNT = 100
+#: By default, if only the note knows the position of a group: how far back the group begins at most, ms.
+MAX_AGE_MS = 72 * 3_600_000
+
+
+def is_waiting(owner: bytes) -> bool:
+    """Whether the owner of a pending event is not a process: the event is parked or released."""
+    return owner in (PARKED, PARKED_ALONE) or owner.startswith(RELEASED)
+
+
+#: What is wrong with a group, by the outcome of keep_groups.lua.
+_TOLD = {
+    b"remade": "a consumer group was lost and is made again",
+    b"rewound": "parked events were removed from a consumer group; it reads again from its position",
+    b"lost": "parked events were removed from a consumer group and are lost to it; grant XGROUP SETID, or replay them",
+}
+
+
+class Trimmed(NamedTuple):
+    removed: int
+    #: For each named group about how many of the removed events the group had not acknowledged.
+    unread: dict[str, int]
+
+
+class ConsumerGroups:
+    """
+    The groups of one shard's event stream: makes groups, removes the consumers of dead processes, and trims the stream
+    to the events that a group still needs. `consumer`: the name of this process in the groups. `max_age_ms`: how far
+    back a group begins at most, if only the note knows the position. `remade`: counts the groups that were lost and
+    made again. All methods raise redis.RedisError.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        consumer: str,
+        max_age_ms: int = MAX_AGE_MS,
+        remade: "Counter | None" = None,
+        timing: Timing = DEFAULT_TIMING,
+    ) -> None:
+        self._shard = shard
+        self._timing = timing
+        self._client = shard.client
+        self._key = shard.keys.events
+        self._notes = shard.keys.groups
+        self._consumer = consumer.encode()
+        self._max_age_ms = max_age_ms
+        self._remade = remade
+        self._leave = Script("delivery/leave")
+        self._make_due = Script("delivery/make_due")
+        self._keep_groups = Script("delivery/keep_groups")
+        #: Up to here each group has acknowledged every event. If a group is made again, the group starts here.
+        self.positions: dict[str, StreamId] = {}
+        #: The groups known to exist. If a call to make a group fails, the group has a position, but is not seen.
+        self._seen: set[str] = set()
+        #: Held while groups are made. Else a second thread might take a new group for an old one, and make the group
+        #: without the note about a begin in the past.
+        self._making = threading.Lock()
+
+    def keep(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, int]:
+        """
+        If a group is missing, make the group, at maxmemory too. If a position has moved, renew the note. `wanted`:
+        group -> the start of the group if there is no note.
+
+        If a group is lost, the group starts again at the first event not acknowledged: some events are delivered again,
+        and no event is passed over. If this process has not seen the group, the note has the position, but `max_age_ms`
+        back at most, and the age of events counts from now.
+
+        If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group reads again from the last
+        noted position.
+
+        If the start is an id, the group belongs to a replay: when the replay has ended, no group is made.
+
+        Returns for each group when the group was made, ms, if the group began in the past; else 0.
+        """
+        with self._making:
+            asked, made_at, names = self._asked(wanted), dict[str, int](), list(wanted)
+            for some in batches(names, GROUPS_COUNT):
+                args: list[str | int] = [self._max_age_ms, *(part for name in some for part in asked[name])]
+                call = Call([self._key, self._notes], args)
+                reply = cast(list[bytes], self._keep_groups.run(self._client, call))
+                for name, position, at, outcome in zip(some, reply[::3], reply[1::3], reply[2::3], strict=True):
+                    made_at[name] = int(at)
+                    self.positions[name] = StreamId.parse(position)
+                    self._seen.add(name)
+                    if told := _TOLD.get(outcome):
+                        if self._remade is not None:
+                            self._remade.inc()
+                        fields = {"shard": self._shard.name, "group": name, "position": decode(position)}
+                        log.warning(told, extra=fields)
+        return made_at
+
+    def ensure(self, group: str, start: Start | StreamId = "now") -> int:
+        """`keep` for a single group."""
+        return self.keep({group: start})[group]
+
+    def adopt(self, before: "ConsumerGroups", groups: Collection[str]) -> None:
+        """Take over the positions of these groups from another object of this shard."""
+        self.positions |= {group: position for group, position in before.positions.items() if group in groups}
+        self._seen |= before._seen.intersection(groups)
+
+    def forget(self, group: str) -> None:
+        """Forget a group that is not needed any more."""
+        self.positions.pop(group, None)
+        self._seen.discard(group)
+
+    def held_elsewhere(self, group: str) -> bool:
+        """Whether another process, alive or dead, has events in hand."""
+        summary = self._client.xpending(self._key, group)
+        return any(row["name"] != self._consumer and not is_waiting(row["name"]) for row in summary["consumers"])
+
+    def untaken(self, group: str, before_ms: int, count: int) -> int:
+        """How many events, up to `count`, were added before `before_ms` and not taken by the group."""
+        info = streams.groups(self._client, self._key).get(group.encode())
+        if info is None:
+            return 0
+        last = str(before_ms - 1).encode()
+        rows = self._client.xrange(self._key, after(info["last-delivered-id"]), last, count=count)
+        return len(cast(list[StreamRow], rows))
+
+    def make_due(self, group: str) -> int:
+        """End the waits of all events without a process. Returns how many there are; 0 if the group is missing."""
+        if group.encode() not in streams.groups(self._client, self._key):
+            return 0
+        consumers = self._client.xpending(self._key, group)["consumers"]
+        return sum(self._make_owners_due(group, row["name"]) for row in consumers if is_waiting(row["name"]))
+
+    def trim(
+        self,
+        configured: Iterable[str],
+        retention_ms: int,
+        max_age_ms: int,
+        named: Collection[str] = (),
+        named_age_ms: int = 0,
+    ) -> Trimmed:
+        """
+        Remove events older than the retention, if every configured group has acknowledged them. The groups of other
+        programs hold events too: a `named` group for `named_age_ms` at most, each other group for `max_age_ms`. Redis
+        removes whole nodes of the stream, so a few older events stay. After `Timing.trim_for` the rest is left to the
+        next call.
+        """
+        now = self._shard.read_clock()
+        keep_from = StreamId.at(now - retention_ms)
+        wanted, read = set(configured), dict[str, StreamId]()
+        groups = {decode(name): info for name, info in streams.groups(self._client, self._key).items()}
+        for name, info in groups.items():
+            first = self._first_needed(name, info)
+            if name in wanted:
+                self.positions[name] = first
+                self._seen.add(name)
+                keep_from = min(keep_from, first)
+                continue
+            longest = named_age_ms if name in named else max_age_ms
+            keep_from = min(keep_from, max(first, StreamId.at(now - longest)))
+            if name in named:
+                read[name] = first
+        for unmade in wanted - groups.keys():
+            # The group could not be made yet. When made, the group takes all events after its position.
+            keep_from = min(keep_from, self.positions.get(unmade, START))
+        # Up to the position of each group that is left behind, then up to the end: if a step removes events beyond the
+        # position of a group, the group will never read them.
+        removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
+        for step in sorted({first for first in read.values() if first < keep_from} | {keep_from}):
+            gone = self._trim_to(step, until)
+            removed += gone
+            for group, first in read.items():
+                unread[group] += gone if first < step else 0
+        return Trimmed(removed, unread)
+
+    def _trim_to(self, keep_from: StreamId, until: float) -> int:
+        """XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long."""
+        removed = 0
+        while count := int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True)):
+            removed += count
+            if time.monotonic() > until:
+                break
+        return removed
+
+    def oldest_unread_ms(self, group: str) -> int | None:
+        """When the oldest event was added that the group has not acknowledged, ms; None: no such event, or no group."""
+        info = streams.groups(self._client, self._key).get(group.encode())
+        if info is None:
+            return None
+        first = after(str(self._first_needed(group, info)).encode())
+        rows = cast(list[StreamRow], self._client.xrange(self._key, first, count=1))
+        return milliseconds(rows[0][0]) if rows else None
+
+    def leave(self, group: str, consumer: bytes | None = None) -> bool:
+        """
+        Remove a consumer (by default this process) from the group, unless the consumer still holds events. Returns
+        whether the consumer was removed; False if the group has gone.
+        """
+        try:
+            return bool(self._leave.run(self._client, Call([self._key], [group, consumer or self._consumer])))
+        except redis.ResponseError as error:
+            if is_missing_group(error):
+                return False
+            raise
+
+    def remove_silent(self, group: str) -> int:
+        """Remove the consumers of dead processes without events. Returns how many."""
+        try:
+            consumers = self._client.xinfo_consumers(self._key, group)
+        except redis.ResponseError as error:
+            if is_missing_group(error) or is_missing_key(error):
+                return 0
+            raise
+        return sum(
+            self.leave(group, consumer["name"])
+            for consumer in consumers
+            if consumer["name"] not in (PARKED, PARKED_ALONE, self._consumer)
+            and consumer["pending"] == 0
+            and consumer["idle"] > self._timing.take_over_after * 1000
+        )
+
+    def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
+        """The arguments of keep_groups.lua about each group."""
+        unknown = [group for group in wanted if group not in self.positions]
+        last = StreamId.parse(streams.last_id(self._client, self._key)) if unknown else START
+        for group in unknown:
+            # Kept: if the group cannot be made now, a later call makes the group at this position.
+            self.positions[group] = self._first_position(wanted[group], last)
+        return {
+            group: (group, str(self.positions[group]), _kind_of_group(start, seen=group in self._seen))
+            for group, start in wanted.items()
+        }
+
+    def _first_position(self, start: Start | StreamId, last: StreamId) -> StreamId:
+        """A new group gets the events after this id. `last`: the last id of the stream."""
+        if isinstance(start, StreamId):
+            return start
+        if start == "now":
+            return last
+        if start == "beginning":
+            return START
+        return StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)).before
+
+    def _make_owners_due(self, group: str, owner: bytes) -> int:
+        count, first = 0, FIRST
+        while True:
+            call = Call([self._key], [group, owner, first, CLAIM_COUNT, LONG_IDLE_MS])
+            made, *last = cast(list[Any], self._make_due.run(self._client, call))
+            count += int(made)
+            if made < CLAIM_COUNT:
+                return count
+            first = after(last[0])
+
+    def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
+        """The group has acknowledged every event up to this id."""
+        try:
+            if info["pending"] and (first := self._client.xpending(self._key, group)["min"]):
+                return StreamId.parse(first).before
+        except redis.ResponseError as error:
+            if not is_missing_group(error):
+                raise
+        return StreamId.parse(info["last-delivered-id"])
+
+
+def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
+    """The sort of group, for keep_groups.lua."""
+    if isinstance(start, StreamId):
+        return "replay"
+    if seen:
+        return "seen"
+    return "new" if start == "now" else "backfill"

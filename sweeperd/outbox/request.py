@@ -1,0 +1,120 @@
+"""Builds the webhook requests that carry events."""
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sweeperd.config import Format
+from sweeperd.outbox.event import BALANCES, Message, OutboxEntry, encode
+
+_CONTENT_TYPES = {
+    ("event", False): "application/json",
+    ("event", True): "application/json",
+    ("cloudevents", False): "application/cloudevents+json",
+    ("cloudevents", True): "application/cloudevents-batch+json",
+}
+
+#: Matches what a header can hold: visible ASCII, and no end of a line.
+_is_token = re.compile("[!-~]+").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRequest:
+    """The constant part of all attempts: signature, timestamp and span id are made anew for each attempt."""
+
+    webhook_id: str
+    body: bytes
+    #: The headers about the events.
+    headers: dict[str, str]
+    #: The id of the first event.
+    event_id: str
+    #: The trace of each event, in order; empty if an event has none.
+    trace_ids: Sequence[str]
+
+    @property
+    def trace_id(self) -> str:
+        """The trace of the first event."""
+        return self.trace_ids[0]
+
+    @property
+    def events(self) -> int:
+        """How many events are in the request."""
+        return len(self.trace_ids)
+
+
+def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
+    """The request with these events, at least one; exactly one if the endpoint takes no batches."""
+    if batches:
+        return batch_request(messages, form)
+    (message,) = messages
+    return single_request(message, form)
+
+
+def single_request(message: Message, form: Format) -> WebhookRequest:
+    """The request with one event as an object."""
+    headers = _headers(message.sequence, _CONTENT_TYPES[form, False])
+    headers["X-Cycles-Event-Id"] = message.event_id
+    if _is_token(message.event_type):
+        headers["X-Cycles-Event-Type"] = message.event_type
+    if message.trace_id:
+        headers["X-Cycles-Trace-Id"] = message.trace_id
+    return WebhookRequest(message.event_id, message.body, headers, message.event_id, [message.trace_id])
+
+
+def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
+    """
+    The request with these events as a JSON array, even of a single event. The webhook id is a hash of the event ids in
+    order, so the same batch has the same id again. `messages` is not empty, and in the order of the stream.
+    """
+    event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
+    webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
+    headers = _headers(messages[0].sequence, _CONTENT_TYPES[form, True])
+    body = b"[%b]" % b",".join([message.body for message in messages])
+    return WebhookRequest(webhook_id, body, headers, event_ids[0], trace_ids)
+
+
+def _headers(sequence: str, content_type: str) -> dict[str, str]:
+    headers = {"Content-Type": content_type}
+    if sequence:
+        headers["X-Sweeperd-Sequence"] = sequence
+    return headers
+
+
+class EventEncoder:
+    """
+    Encodes the entries of one shard's outbox for one endpoint. `origin` identifies the shard. `batches`: whether a
+    request is an array of events. `balances`: whether an event has the balances, if the entry has them. Threads may
+    share an encoder.
+    """
+
+    def __init__(
+        self, shard: str, origin: bytes, form: Format = "event", *, batches: bool = False, balances: bool = False
+    ) -> None:
+        self._shard = shard
+        self._origin = origin
+        self._form: Format = form
+        self._batches = batches
+        self._balances = balances
+        #: Whether each event carries its place in the stream. Of a batch of plain events only the request does.
+        self._numbered = form == "cloudevents" or not batches
+
+    def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
+        """The request with these entries, as `webhook_request` makes it."""
+        messages = list(map(self, entries))
+        if self._batches:
+            messages[0] = messages[0]._replace(sequence=self._sequence(entries[0].id))
+        return webhook_request(messages, self._form, batches=self._batches)
+
+    def __call__(self, entry: OutboxEntry) -> Message:
+        """The message of this entry."""
+        sequence = self._sequence(entry.id) if self._numbered else ""
+        fields = entry.fields
+        if not self._balances:
+            fields.pop(BALANCES, None)
+        return encode(self._form, self._shard, self._origin, sequence, fields)
+
+    def _sequence(self, stream_id: bytes) -> str:
+        """Shard and stream id, padded so that the order of texts is the order of the stream."""
+        milliseconds, _, number = stream_id.partition(b"-")
+        return f"{self._shard}:{milliseconds.zfill(20).decode()}-{number.zfill(20).decode()}"

@@ -92,15 +92,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.write_line(f"property tests drew from --hypothesis-seed={seed}")
 
 
-def _needs_each_redis(item: pytest.Item) -> bool:
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     Scripts with a branch by version, rights, and what a server reports are tried on each server (`every_redis`). The
-    rest is the same on all servers, so the newest at hand is enough.
+    rest is the same on all servers, so the newest at hand is enough, unless SWEEPERD_TEST_ALL_SERVERS is set.
     """
-    for marker in item.iter_markers():  # the test's own before those of its module
-        if marker.name in ("every_redis", "newest_redis"):
-            return marker.name == "every_redis"
-    return False
+    if "redis_binary" in metafunc.fixturenames:
+        markers = [marker.name for marker in metafunc.definition.iter_markers()]  # the test's before its module's
+        marked = next((name for name in markers if name in ("every_redis", "newest_redis")), "newest_redis")
+        each = marked == "every_redis" or os.environ.get("SWEEPERD_TEST_ALL_SERVERS")
+        servers = BINARIES if each else BINARIES[:1]
+        metafunc.parametrize("redis_binary", servers or [None], indirect=True, ids=str, scope="session")
 
 
 #: Their tests take many seconds each, most of them in waiting.
@@ -132,18 +134,6 @@ def _long_between(items: list[pytest.Item]) -> Iterator[pytest.Item]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What needs no other runs on the newest Redis at hand; all runs on each if SWEEPERD_TEST_ALL_SERVERS is set."""
-    if not os.environ.get("SWEEPERD_TEST_ALL_SERVERS"):
-        left = {
-            item
-            for item in items
-            if not _needs_each_redis(item)
-            and isinstance(item, pytest.Function)
-            and hasattr(item, "callspec")
-            and item.callspec.params.get("redis_binary") not in (None, *BINARIES[:1])
-        }
-        config.hook.pytest_deselected(items=[*left])
-        items[:] = [item for item in items if item not in left]
     if hasattr(config, "workerinput"):
         items[:] = [*_long_between(items)]
 
@@ -159,7 +149,7 @@ def _log_as_at_the_start() -> None:
             logger.setLevel(level)
 
 
-@pytest.fixture(scope="session", params=[*BINARIES, *([] if BINARIES else [None])], ids=str)
+@pytest.fixture(scope="session")
 def redis_binary(request: pytest.FixtureRequest) -> Binary:
     """A redis-server program; a test that asks for it runs once on each version at hand."""
     if request.param is None:

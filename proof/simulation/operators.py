@@ -14,7 +14,11 @@ from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.ops import endpoints
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
-from sweeperd.ops.reconcile import Throttle, mend, reconcile, repair_budget, subject_of
+from sweeperd.ops.reconcile.budget_repair import repair_budget
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
+from sweeperd.ops.trial import try_out
 from sweeperd.outbox import EndpointStateStore, dead_letters, replays
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard, open_shards
@@ -236,7 +240,7 @@ class Operators:
     def _test(self, shard: Shard, endpoint: EndpointSettings) -> None:
         """`sweeperd endpoints test`: nothing in Redis changes, so the trial is told from its result alone."""
         count = self._random.choice([1, 3])
-        trial = endpoints.try_out(shard, endpoint, self._simulation.settings.webhooks, count)
+        trial = try_out(shard, endpoint, self._simulation.settings.webhooks, count)
         if trial.delivered != (trial.accepted == count):
             raise Failure("a trial says what became of it", repr(trial))
 

@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 import sweeperd.delivery.relay
-import sweeperd.ops.reconcile.counters
+import sweeperd.ops.reconcile.budget_repair
 import sweeperd.runtime.schedule
 from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
@@ -367,7 +367,7 @@ def two_repairs() -> None:
             self._owned = True
             return True
 
-    vars(sweeperd.ops.reconcile.counters)["Lease"] = Shared
+    vars(sweeperd.ops.reconcile.budget_repair)["Lease"] = Shared
     in_script("ops/repair_budget", "if redis.call('GET', KEYS[2]) ~= ARGV[3] then", "if false then")
 
 

@@ -11,20 +11,19 @@ from sweeperd.config import Settings
 from sweeperd.config.types import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
 from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
-from sweeperd.ops.check import (
+from sweeperd.ops.check.endpoints import check_endpoint
+from sweeperd.ops.check.findings import (
     CheckDocument,
     CheckFinding,
     CheckLevel,
     CheckResult,
-    check_endpoint,
-    check_secret_files,
-    check_shard,
     failure,
     ok,
-    open_files,
     warning,
     worst,
 )
+from sweeperd.ops.check.host import check_secret_files, open_files
+from sweeperd.ops.check.server import check_shard
 
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 

@@ -18,8 +18,8 @@ from sweeperd.cli.status import state, waiting
 from sweeperd.config import EndpointSettings
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
+from sweeperd.ops.endpoint_status import count_dead_letters, read_endpoints
 from sweeperd.ops.endpoints import (
-    BODY_SHOWN,
     AttemptsDocument,
     ChangedEndpoint,
     DropDocument,
@@ -31,11 +31,10 @@ from sweeperd.ops.endpoints import (
     SkipDocument,
     SkippedEvent,
     StateDocument,
-    TrialDocument,
 )
 from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.show import AttemptDocument
-from sweeperd.ops.status import count_dead_letters, read_endpoints
+from sweeperd.ops.trial import BODY_SHOWN, TrialDocument, try_out
 from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
@@ -372,7 +371,7 @@ def test(run: Run, name: str, count: int) -> None:
     for shard in run.shards:
         if trial is None:  # any shard will do: the shard gives the time
             with run.noted(shard):
-                trial = endpoints.try_out(shard, endpoint, run.settings.webhooks, count)
+                trial = try_out(shard, endpoint, run.settings.webhooks, count)
     if trial is None:
         return
     if trial.delivered:

@@ -18,7 +18,7 @@ from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
-from sweeperd.ops.health import ShardTrouble, working_on
+from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
 from sweeperd.sweep.reservations import RESERVATIONS

@@ -10,24 +10,21 @@ from sweeperd.cli.options import Exit
 from sweeperd.cli.output import Cell, printable, stage_bars
 from sweeperd.cli.shards import check_name, one_kind
 from sweeperd.ops.actions import Action
-from sweeperd.ops.reconcile import (
+from sweeperd.ops.reconcile.budget_repair import repair_budget
+from sweeperd.ops.reconcile.budgets import DRIFT, NO_DRIFT, BudgetRepair, Difference, judge_budget
+from sweeperd.ops.reconcile.last_walk import WalkStore
+from sweeperd.ops.reconcile.report import (
     FINDINGS,
-    BudgetRepair,
+    CounterFindingDocument,
     Fault,
     ReconcileDocument,
     ReconcileReport,
     RepairBudgetDocument,
-    Throttle,
     WalkedShardDocument,
-    WalkStore,
-    judge_budget,
-    mend,
-    reconcile,
-    repair_budget,
-    subject_of,
 )
-from sweeperd.ops.reconcile.counters import DRIFT, NO_DRIFT, Difference
-from sweeperd.ops.reconcile.report import CounterFindingDocument
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.text import span

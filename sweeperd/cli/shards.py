@@ -18,7 +18,7 @@ from sweeperd.cli.options import Decorator, Exit, Options, fail, json_option, sh
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.document import Document
-from sweeperd.ops.health import ShardTrouble, working_on
+from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
 

@@ -11,9 +11,11 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable, timestamp
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
-from sweeperd.ops.health import ENDPOINT_STATES, shard_advice
-from sweeperd.ops.history import StatusDocument
-from sweeperd.ops.status import EndpointDocument, EndpointFigures, KindDocument, ShardStatus, read_all
+from sweeperd.ops.advice import shard_advice
+from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
+from sweeperd.ops.health import ENDPOINT_STATES
+from sweeperd.ops.status import KindDocument, ShardStatus, read_all
+from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
 from sweeperd.text import per_second, span
 

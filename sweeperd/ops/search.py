@@ -1,10 +1,8 @@
-"""Search in the event stream, by the ids that receivers know, for `sweeperd show` and the status page."""
+"""Finds events by the ids that receivers know."""
 
 import hashlib
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -13,29 +11,24 @@ from pydantic import Field
 
 from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Text
-from sweeperd.ops.health import ShardTrouble, command_line, working_on
-from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAsideDocument
 from sweeperd.ops.show import (
     AttemptDocument,
     EventDocument,
-    Fate,
     Fields,
     Inspection,
     InspectionDocument,
     inspect,
-    inspect_all,
     read_event,
 )
 from sweeperd.outbox.attempts import RecordedAttempt, attempts_as
-from sweeperd.outbox.event import ONLY_FOR, event_id, event_type, is_expiry
+from sweeperd.outbox.event import event_id, event_type, is_expiry
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
-from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.sweep.kind import Kind
-from sweeperd.sweep.reservations import kind_of_event, kind_option
-from sweeperd.text import candidates, decode, whole
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.reservations import kind_of_event
+from sweeperd.text import decode, whole
 
 #: The most entries of streams that one search reads, and how many of these may be recorded attempts.
 SEARCH, ATTEMPTS = 20_000, 10_000
@@ -43,9 +36,6 @@ SEARCH, ATTEMPTS = 20_000, 10_000
 PAGE = 250
 #: How many events of a batch are named.
 MEMBERS = 1000
-#: How many rows a list has, and how long a question waits for the question before it, seconds.
-ROWS, PATIENCE = 50, 5.0
-
 #: The ids by which receivers know events and batches, and the id of an entry of a stream.
 _WEBHOOK_ID, _STREAM_ID = re.compile("(evt|batch)_[0-9a-f]{32}"), re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
@@ -225,230 +215,15 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
         events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
         batches = [batch for _, known in sent for batch in known.batches]
         return cls(
-            shards=[InspectionDocument.of(*each) for each in _inspections(entries, sent)],
+            shards=[InspectionDocument.of(*each) for each in all_inspections(entries, sent)],
             events=events,
             batches=batches,
             down=down,
         )
 
 
-class EntryPages:
-    """
-    Answers the questions of the pages about entries; nothing is changed. On each shard one question is answered at a
-    time, because a question may read many entries.
-    """
-
-    def __init__(self, settings: Settings, shards: Sequence[Shard], patience: float = PATIENCE) -> None:
-        """`patience`: how long a question waits for the question before it, seconds."""
-        self._settings = settings
-        self._turns = {shard.name: (shard, threading.Lock()) for shard in shards}
-        self._patience = patience
-        self._pages: dict[str, Callable[[Shard, Mapping[str, str]], dict[str, Any]]] = {
-            "search": self._search,
-            "expired": self._expired,
-            "dead-letters": self._dead_letters,
-            "quarantine": self._quarantine,
-        }
-
-    def answer(self, page: str, asked: Mapping[str, str]) -> dict[str, Any]:
-        """
-        The document of a page. `asked`: `q` of a search, `id` of an entry, `shard`, `kind`, `tenant`, `endpoint`,
-        `reason`, and `before`, with which a list goes on. Raises ValueError for a question without a meaning,
-        TimeoutError if another question takes too long.
-        """
-        names = [asked["shard"]] if asked.get("shard") else list(self._turns)
-        kinds = kind_names(self._settings)
-        if not set(names) <= self._turns.keys():
-            raise ValueError("there is no such shard")
-        if asked.get("kind") and asked["kind"] not in kinds:
-            raise ValueError("there is no such kind")
-        if page != "quarantine" and asked.get("before") and not _STREAM_ID.fullmatch(asked["before"]):
-            raise ValueError("before: not the id of an entry of a stream")
-        if page in ("entry", "search") and not asked.get("id" if page == "entry" else "q"):
-            raise ValueError("nothing is asked for")
-        if page == "entry":
-            return self._entry(names, [asked["kind"]] if asked.get("kind") else kinds, asked["id"])
-        found, down = self._each(names, lambda shard: self._pages[page](shard, asked))
-        return {"shards": [{"shard": shard.name} | told for shard, told in found], "down": down}
-
-    def _entry(self, names: Sequence[str], kinds: Sequence[str], text: str) -> dict[str, Any]:
-        found, down = self._each(names, lambda shard: list(inspect_all(self._settings, shard, kinds, text)))
-        entries = [(shard, inspection) for shard, inspections in found for inspection in inspections]
-        sent: list[tuple[Shard, EventMatches]] = []
-        if not entries and is_event_id(text):
-            sent, down = self._each(names, lambda shard: find_by_event_id(self._settings, shard, text))
-        document = ShowDocument.of(entries, sent, down).as_json()
-        for shown, each in zip(document["shards"], _inspections(entries, sent), strict=True):
-            shown["commands"] = self._commands(*each)
-        return document | {"looked": [each.looked.as_json() for _, each in sent]}
-
-    def _commands(self, shard: Shard, entry: Inspection) -> list[str]:
-        """What may be done about an entry, for a shell."""
-        kind, on, id_ = kind_option(entry.kind.name), self._on(shard), decode(entry.id)
-        named = [*on, *(["--"] if id_.startswith("-") else []), id_]
-        words: list[tuple[str, ...]] = [("show", *kind, *named)]
-        if entry.quarantined_at is not None:
-            words += [("quarantine", verb, *kind, *named) for verb in ("requeue", "dismiss")]
-        for delivery in entry.event.deliveries if entry.event else ():
-            if delivery.fate is Fate.DEAD_LETTER:
-                words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *on))
-            elif delivery.fate is Fate.PENDING and entry.event:
-                words.append(("endpoints", "skip", delivery.endpoint, entry.event.webhook_id, *on))
-        return _lines(words)
-
-    def _search(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Entries with this id, events of this id or tenant, and the event or the batch with this webhook id."""
-        text = asked["q"]
-        meant = candidates(text)
-        entries = [
-            {"kind": name, "id": decode(entry)}
-            for name, kind in kinds_of(self._settings, shard).items()
-            for entry in meant
-            if not asked.get("before") and _is_known(shard, kind, entry)
-        ]
-        rows, batches, read, looked = list[StreamRow](), tuple[BatchDocument, ...](), 0, LookBackDocument.of()
-        is_event = text.startswith("evt_") and is_event_id(text)
-        if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
-            rows, batches, read = _recorded(self._settings, shard, text)
-
-        def wanted(fields: Fields) -> bool:
-            of = fields.get(b"id"), fields.get(b"tenant")
-            return of[0] in meant or of[1] in meant or (is_event and event_id(shard.origin, fields) == text)
-
-        if not (rows or batches):
-            rows, looked = search(shard, shard.keys.events, wanted, ROWS, SEARCH - read, asked.get("before", ""))
-        return {
-            "entries": entries,
-            "batches": [batch.as_json() for batch in batches],
-            "rows": [MemberDocument.of(shard, row).as_json() for row in rows],
-            "looked": looked.as_json(),
-        }
-
-    def _expired(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
-        tenants, kind = _meant(asked, "tenant"), asked.get("kind")
-
-        def wanted(fields: Fields) -> bool:
-            if ONLY_FOR in fields or not is_expiry(fields) or (kind and kind_of_event(fields) != kind):
-                return False
-            return tenants is None or fields.get(b"tenant", b"") in tenants
-
-        rows, looked = search(shard, shard.keys.events, wanted, ROWS, before=asked.get("before", ""))
-        words = ["expired", "--since", "1h", *self._on(shard)]
-        return self._listed(looked, [MemberDocument.of(shard, row) for row in rows], [words])
-
-    def _dead_letters(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
-        tenants, endpoints = _meant(asked, "tenant"), _meant(asked, "endpoint")
-
-        def wanted(fields: Fields) -> bool:
-            if tenants is not None and fields.get(b"tenant", b"") not in tenants:
-                return False
-            return endpoints is None or fields.get(b"endpoint", b"") in endpoints
-
-        rows, looked = search(shard, shard.keys.dead_letters, wanted, ROWS, before=asked.get("before", ""))
-        chosen = ["--endpoint", asked["endpoint"]] if asked.get("endpoint") else []
-        words = [["dead-letters", "list", *chosen, *self._on(shard)]]
-        if chosen:
-            words.append(["dead-letters", "replay", *chosen, *self._on(shard)])
-        return self._listed(looked, [LetterRow.of(shard, row) for row in rows], words)
-
-    def _quarantine(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
-        wanted = QuarantineFilter(reason=asked.get("reason") or None, tenants=_meant(asked, "tenant"))
-        kinds, now = kinds_of(self._settings, shard), shard.read_clock()
-        listed = []
-        for name in [asked["kind"]] if asked.get("kind") else kinds:
-            quarantine = Quarantine(shard, kinds[name], ROWS)
-            entries, before = quarantine.newest(wanted, ROWS, asked.get("before", ""))
-            words = ["quarantine", "list", *kind_option(name), *self._on(shard)]
-            listed.append(
-                {
-                    "kind": name,
-                    "size": quarantine.size(),
-                    "rows": [SetAsideDocument.of(entry, now).as_json() for entry in entries],
-                    "before": before,
-                    "commands": _lines([words]),
-                }
-            )
-        return {"kinds": listed}
-
-    def _listed(
-        self, looked: LookBackDocument, rows: Sequence[Document], words: Sequence[Sequence[str]]
-    ) -> dict[str, Any]:
-        return {
-            "rows": [row.as_json() for row in rows],
-            "looked": looked.as_json(),
-            "commands": _lines(words),
-        }
-
-    def _on(self, shard: Shard) -> tuple[str, ...]:
-        """The option of a command that names the shard."""
-        return ("--shard", shard.name) if len(self._turns) > 1 else ()
-
-    def _each(
-        self, names: Sequence[str], read: Callable[[Shard], Any]
-    ) -> tuple[list[tuple[Shard, Any]], list[dict[str, str]]]:
-        """All shards at the same time. Returns what was read, and the shards that could not be read."""
-
-        def one(name: str) -> tuple[Shard, Any]:
-            shard, turn = self._turns[name]
-            if not turn.acquire(timeout=self._patience):
-                raise TimeoutError(f"another question about shard {name} takes long; ask again")
-            try:
-                with working_on(shard):
-                    return shard, read(shard)
-            except ShardTrouble as trouble:
-                return shard, trouble
-            finally:
-                turn.release()
-
-        with ThreadPoolExecutor(len(names), thread_name_prefix="entries") as pool:
-            found = list(pool.map(one, names))
-        down = [read.as_dict() for _, read in found if isinstance(read, ShardTrouble)]
-        return [each for each in found if not isinstance(each[1], ShardTrouble)], down
-
-
-class LetterRow(MemberDocument):
-    """A dead letter."""
-
-    letter: str = Field(description="The id of the dead letter.")
-    endpoint: str
-    reason: str
-    attempts: Count
-    given_up_at: Moment
-
-    @classmethod
-    def of(cls, shard: Shard, row: StreamRow) -> "LetterRow":
-        entry, fields = row
-        return cls.made_of(
-            MemberDocument.of(shard, (fields.get(b"event", entry), fields)),
-            letter=decode(entry),
-            endpoint=decode(fields.get(b"endpoint", b"")),
-            reason=decode(fields.get(b"reason", b"")),
-            attempts=whole(fields.get(b"attempts", b"")) or 0,
-            given_up_at=streams.milliseconds(entry),
-        )
-
-
-def _is_known(shard: Shard, kind: Kind, entry: bytes) -> bool:
-    client = shard.client
-    return bool(
-        client.exists(kind.hash_key(entry))
-        or client.zscore(kind.index, entry) is not None
-        or client.zscore(kind.quarantine, entry) is not None
-    )
-
-
-def _inspections(
+def all_inspections(
     entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
 ) -> list[tuple[Shard, Inspection]]:
     """All that a ShowDocument shows, in order."""
     return [*entries, *((shard, each) for shard, known in sent for each in known.entries)]
-
-
-def _meant(asked: Mapping[str, str], name: str) -> tuple[bytes, ...] | None:
-    """The possible meanings of a part of the question; None if this part was not asked."""
-    return tuple(candidates(asked[name])) if asked.get(name) else None
-
-
-def _lines(commands: Iterable[Sequence[str]]) -> list[str]:
-    """The commands for a shell; a command that cannot be copied is left out."""
-    return list(dict.fromkeys(filter(None, (command_line(*words) for words in commands))))

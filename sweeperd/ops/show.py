@@ -1,9 +1,9 @@
-"""All about one entry or event: hash, decision of a sweep now, event, deliveries; and details for the page."""
+"""Inspects one entry: its hash, what a sweep would decide now, its event and deliveries."""
 
 import contextlib
 import enum
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, cast
 
@@ -11,13 +11,13 @@ from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchem
 
 from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
-from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts
+from sweeperd.outbox.attempts import attempts_with
 from sweeperd.outbox.event import event_id
 from sweeperd.outbox.groups import is_waiting
 from sweeperd.outbox.replays import GROUP_PREFIX
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
-from sweeperd.store.scripts import accepted, batches, run_commands
+from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
@@ -27,72 +27,17 @@ from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
 
-#: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
-COUNTED, NEWEST = 1000, 3
-#: How many quarantined entries are read in one round trip.
-SLICE = 250
-#: How many attempts of each endpoint are shown.
-ATTEMPTS = 5
-
-
 #: One script writes `expired_at` and adds the event, so the id of the event is in this range around `expired_at`, ms.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
 #: The most entries of a stream that are read in search of an event.
 SEARCH = 20_000
 #: How many scopes' budgets are shown.
 SCOPES = 100
-
 _WHY = {
     Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
     Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
 }
-
 Fields = dict[bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class ReasonCount:
-    """The quarantined entries of one kind with one reason."""
-
-    kind: str
-    #: Empty if the hash is gone, or has no mark any more.
-    reason: str
-    count: int
-    newest: tuple[str, ...]
-    #: The meaning of the reason, if known.
-    meaning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """The quarantine by reason, and the last attempts of each endpoint: `status` lacks these, the page has them."""
-
-    reasons: tuple[ReasonCount, ...] = ()
-    #: Endpoint -> the last attempts, the newest first.
-    attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
-
-
-def read_details(settings: Settings, shard: Shard) -> Details:
-    """Raises redis.RedisError."""
-    reasons = [count for kind in kinds_of(settings, shard).values() for count in _reasons(shard, kind)]
-    names = [endpoint.name for endpoint in settings.webhooks.endpoints] if settings.events.attempts_kept else []
-    attempts = {name: [each.attempt for each in read_attempts(shard, name, ATTEMPTS)] for name in names}
-    return Details(tuple(sorted(reasons, key=lambda each: -each.count)), attempts)
-
-
-def _reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
-    entries: Any = shard.client.zrange(kind.quarantine, -COUNTED, -1)
-    found: dict[str, list[str]] = {}
-    for part in batches(entries, SLICE):
-        marks = run_commands(shard.client, (("HMGET", kind.hash_key(entry), "quarantine_reason") for entry in part))
-        # A key of another type gets the reason WRONG_TYPE, also without a mark.
-        for entry, row in zip(part, marks, strict=True):
-            named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
-            found.setdefault(named, []).append(decode(entry))
-    return [
-        ReasonCount(kind.name, reason, len(entries), tuple(reversed(entries[-NEWEST:])), kind.reasons.get(reason, ""))
-        for reason, entries in found.items()
-    ]
 
 
 class Fate(enum.StrEnum):

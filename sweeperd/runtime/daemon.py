@@ -22,11 +22,12 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.metrics import Metrics
 from sweeperd.ops.actions import ActionExporter
-from sweeperd.ops.history import StatusHistory, status_report
+from sweeperd.ops.entry_pages import EntryPages
+from sweeperd.ops.history import StatusHistory
 from sweeperd.ops.processes import ProcessAnnouncer
-from sweeperd.ops.search import EntryPages
 from sweeperd.ops.status import read_status
-from sweeperd.outbox import BacklogMemory
+from sweeperd.ops.status_report import status_report
+from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role

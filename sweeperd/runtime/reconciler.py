@@ -8,17 +8,11 @@ import time
 from sweeperd.config import Settings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import (
-    Fault,
-    Interrupted,
-    LastWalk,
-    ReconcileReport,
-    Throttle,
-    WalkStore,
-    faults_of,
-    reconcile,
-    subject_of,
-)
+from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport, faults_of
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
+from sweeperd.ops.reconcile.walk import reconcile
 from sweeperd.runtime.sweeps import Failure
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard

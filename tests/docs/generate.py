@@ -22,21 +22,21 @@ from sweeperd.document import Document
 from sweeperd.metrics import KeptCounter, LogLines, Metrics
 from sweeperd.ops.acl import AclDocument
 from sweeperd.ops.actions import ActionsDocument
-from sweeperd.ops.check import CheckDocument
+from sweeperd.ops.check.findings import CheckDocument
 from sweeperd.ops.endpoints import (
     AttemptsDocument,
     DropDocument,
     EndpointChangeDocument,
     EndpointsDocument,
     SkipDocument,
-    TrialDocument,
 )
 from sweeperd.ops.expired import ExpiredCountDocument
-from sweeperd.ops.history import StatusDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
-from sweeperd.ops.reconcile import ReconcileDocument, RepairBudgetDocument
+from sweeperd.ops.reconcile.report import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.search import ShowDocument
 from sweeperd.ops.status import KindAcceptDocument
+from sweeperd.ops.status_report import StatusDocument
+from sweeperd.ops.trial import TrialDocument
 from sweeperd.runtime.once import OnceDocument
 from tests.docs.webhook import EVENTS, Body
 from tests.support.documents import ROOT

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.ops.show import Details, ReasonCount
+from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.status import Details
 from tests.conftest import BINARIES
 from tests.support.builders import endpoint_status, kind_status, shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser

@@ -12,11 +12,14 @@ from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
 from sweeperd.metrics import Metrics
+from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.reconcile import Fault, LastWalk
-from sweeperd.ops.show import ReasonCount
-from sweeperd.ops.status import EndpointDocument, KindDocument, Rate, ShardStatus, WalkDocument
+from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.rate import Rate
+from sweeperd.ops.reconcile.last_walk import LastWalk
+from sweeperd.ops.reconcile.report import Fault
+from sweeperd.ops.status import KindDocument, ShardStatus, WalkDocument
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard

@@ -7,17 +7,12 @@ import pytest
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.context import Timing
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.check import CheckLevel, check_shard, worst
-from sweeperd.ops.reconcile import (
-    Fault,
-    ReconcileReport,
-    Reservations,
-    Throttle,
-    WalkProgress,
-    WalkStage,
-    mend,
-    reconcile,
-)
+from sweeperd.ops.check.findings import CheckLevel, worst
+from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.subjects import Reservations, WalkProgress
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard, open_shards
 from tests.support.harness import reserve
 from tests.support.servers import Binary

@@ -1,35 +1,17 @@
-"""Checks of the endpoints: whether the hosts answer, and how long the certificates are valid."""
+"""Checks whether an endpoint can be reached over TLS."""
 
-import contextlib
-import resource
-import stat
 import time
 from collections.abc import Iterator
 
-from sweeperd.config import EndpointSettings, Settings
+from sweeperd.config import EndpointSettings
 from sweeperd.config.types import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
-from sweeperd.store.shard import files_needed
 from sweeperd.text import rfc3339
 
 #: If a certificate expires within this time, the check warns, seconds.
 SOON = 30 * 86_400
-
 #: How long the name server may take to answer, seconds.
 RESOLVE_LIMIT = 5.0
-
-
-def open_files(settings: Settings) -> CheckResult:
-    """Whether this process may open as many files as a daemon needs; a daemon raises its soft limit to the hard one."""
-    needed, (_, hard) = files_needed(settings), resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard == resource.RLIM_INFINITY:
-        return ok(f"up to {needed}, no limit")
-    if needed > hard:
-        return warning(
-            f"up to {needed}, the hard limit is {hard}: endpoints without a connection get nothing",
-            "raise the hard limit of the daemon: LimitNOFILE of the unit, or ulimit -Hn",
-        )
-    return ok(f"up to {needed} of {hard}")
 
 
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
@@ -46,16 +28,6 @@ def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) 
     tls = endpoint.url.get_secret_value().lower().startswith("https:")
     if connect is not None and tls and host[0] is CheckLevel.OK:
         yield CheckFinding.of(where, "certificate", _handshake(endpoint, connect))
-
-
-def check_secret_files(settings: Settings) -> Iterator[CheckFinding]:
-    """A warning for each file with a secret or a key that every user of this machine may read."""
-    for path in settings.secret_files:
-        with contextlib.suppress(OSError):  # it could be read a moment ago
-            mode = path.stat().st_mode
-            if mode & stat.S_IROTH:
-                says = f"every user may read {path} (mode {stat.S_IMODE(mode):04o})"
-                yield CheckFinding.of("configuration", "secrets", warning(says, "take the right away: chmod o-r"))
 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:

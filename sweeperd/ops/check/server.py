@@ -9,8 +9,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.acl import Role
-from sweeperd.ops.check import data
-from sweeperd.ops.check.data import CYCLES_CHECKS
+from sweeperd.ops.check import keys, kinds, rights, scripts
+from sweeperd.ops.check.cycles import CYCLES_CHECKS
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, Subject, failure, ok, unknown, warning
 from sweeperd.store.embedded import OLDEST
 from sweeperd.store.errors import describe
@@ -161,21 +161,21 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "reachable": reachable,
     "version": version,
     "role": role,
-    "writable": data.writable,
+    "writable": keys.writable,
     "maxmemory-policy": eviction_policy,
     "memory": memory,
     "persistence": persistence,
     "lazyfree-lazy-expire": lazy_expire,
     "replication": replication,
-    "rights": data.rights,
-    "scripts": data.scripts,
-    "key types": data.key_types,
-    "streams": data.full_streams,
-    "groups": data.other_groups,
-    "filters": data.filters,
-    "keys": data.presence,
-    "other sweepers": data.foreign_expiries,
-    "deadlines": data.deadlines,
+    "rights": rights.rights,
+    "scripts": scripts.scripts,
+    "key types": keys.key_types,
+    "streams": keys.full_streams,
+    "groups": keys.other_groups,
+    "filters": keys.filters,
+    "keys": keys.presence,
+    "other sweepers": keys.foreign_expiries,
+    "deadlines": kinds.deadlines,
     "clock": clock,
 }
 #: The checks for the user of a ledger.
@@ -184,8 +184,8 @@ LEDGER_CHECKS = {
 } | {
     "persistence": persistence,
     "replication": replication,
-    "rights": functools.partial(data.ledger_rights, cycles=False),
-    "scripts": data.ledger_scripts,
+    "rights": functools.partial(rights.ledger_rights, cycles=False),
+    "scripts": scripts.ledger_scripts,
     "clock": clock,
 }
 
@@ -200,9 +200,9 @@ def check_shard(
     """
     where = f"shard {shard.name}"
     subject = Subject(shard, settings, daemon_role)
-    checks = CHECKS | {f"kind {kind.name}": functools.partial(data.swept, kind) for kind in settings.kinds}
+    checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
     if ledger:
-        checks = LEDGER_CHECKS | {"rights": functools.partial(data.ledger_rights, cycles=cycles)}
+        checks = LEDGER_CHECKS | {"rights": functools.partial(rights.ledger_rights, cycles=cycles)}
     elif cycles:
         checks |= CYCLES_CHECKS
     for name, check in checks.items():

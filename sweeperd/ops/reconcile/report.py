@@ -1,27 +1,20 @@
-"""The results of a walk: faults, report, place; and the hash `sweeperd:reconcile`, which keeps the last walk."""
+"""Reports what a walk found."""
 
 import enum
-import json
 import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
-import pydantic
-import redis
 from pydantic import Field, WithJsonSchema
 
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
-from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.far_ahead import FarAhead
 from sweeperd.sweep.kind import Budgets, Kind
 
 log = logging.getLogger(__name__)
-
-ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
-
 #: How many findings a report holds by default; all are counted.
 FINDINGS = 100
 #: How many ids a report holds for `mend`, and how many of the reservations that another sweeper expired.
@@ -286,110 +279,3 @@ class ReconcileReport(Tally):
             findings=[finding.document() for finding in self.findings],
             duration_seconds=round(self.duration_seconds, 3),
         )
-
-
-class WalkCursor(Document):
-    """
-    The place of an unfinished walk, from which a later walk goes on: JSON. A cursor of SCAN is valid for a single run
-    of the server, so a later walk goes on only if the server's `run_id` is still the same.
-    """
-
-    run_id: str
-    #: When the walk began, ms on Redis's clock, and how long the walk has taken so far, seconds.
-    started_at: int
-    seconds: float
-    stage: WalkStage
-    #: The cursor of SCAN or ZSCAN, by stage.
-    position: int
-    hashes: int
-    entries: int
-    dismissed: int = 0
-    foreign_expiries: int = 0
-    found: dict[Fault, int]
-    #: Fault, id in hex, found, expected.
-    findings: list[tuple[Fault, str, str, str]]
-
-    def report(self, kind: Kind) -> ReconcileReport:
-        """The report of the walk up to this place."""
-        same = self.model_dump(include={"hashes", "entries", "dismissed", "foreign_expiries", "started_at"})
-        findings = [
-            Finding(fault, bytes.fromhex(entry), score, wanted) for fault, entry, score, wanted in self.findings
-        ]
-        return ReconcileReport(**same, kind=kind, found=Counter(self.found), findings=findings, resumed=True)
-
-
-class LastWalk(Document):
-    """When the last complete walk ended, and how many faults of each sort were found: JSON."""
-
-    #: ms on Redis's clock.
-    finished_at: int
-    found: dict[Fault, int]
-    #: EXPIRED reservations that another sweeper expired.
-    foreign_expiries: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self.found.values())
-
-
-class WalkStore:
-    """
-    The fields of the hash `sweeperd:reconcile` for the walks over one kind: `last`, `report` and `cursor`, each with
-    the suffix of the kind; reservations have no suffix. Methods raise redis.RedisError.
-    """
-
-    def __init__(self, shard: Shard, suffix: str = "") -> None:
-        self._shard = shard
-        self._client = shard.client
-        self._key = shard.keys.reconcile
-        self._suffix = suffix
-
-    def last(self) -> LastWalk | None:
-        """The last complete walk; None if there is none, or if the field cannot be read."""
-        return self._read("last", LastWalk)
-
-    def report(self) -> WalkedShardDocument | None:
-        """The report of the last complete walk; None if there is none, or if another version wrote the report."""
-        last, report = self._client.hmget(self._key, f"last{self._suffix}", f"report{self._suffix}")
-        try:
-            finished_at = LastWalk.model_validate_json(last or b"").finished_at
-            more = {"shard": self._shard.name, "address": self._shard.address, "finished_at": finished_at}
-            return WalkedShardDocument.model_validate({**json.loads(report or b""), **more})
-        except (ValueError, TypeError):
-            return None
-
-    def cursor(self) -> WalkCursor | None:
-        return self._read("cursor", WalkCursor)
-
-    def write_cursor(self, cursor: WalkCursor) -> None:
-        """Keep the place of a walk. A full Redis refuses the write, and a later walk begins anew."""
-        self._write({"cursor": cursor.model_dump_json()})
-
-    def finish(self, walk: LastWalk, report: ReconcileReport) -> bool:
-        """A walk is complete. False if Redis is full and keeps nothing of it."""
-        self._client.hdel(self._key, f"cursor{self._suffix}")
-        document = report.document(self._shard).model_dump(
-            mode="json", exclude_unset=True, exclude={"shard", "address"}
-        )
-        kept = document | {"started_at": report.started_at}
-        return self._write({"last": walk.model_dump_json(), "report": json.dumps(kept)})
-
-    def _read(self, name: str, model: type[ModelT]) -> ModelT | None:
-        text = self._client.hget(self._key, name + self._suffix)
-        if not isinstance(text, bytes):
-            return None
-        try:
-            return model.model_validate_json(text)
-        except ValueError:
-            fields = {"shard": self._shard.name, "field": name + self._suffix}
-            log.warning("what is kept of a reconcile cannot be read", extra=fields)
-            return None
-
-    def _write(self, fields: dict[str, str]) -> bool:
-        try:
-            self._client.hset(self._key, mapping={name + self._suffix: value for name, value in fields.items()})
-        except redis.ResponseError as error:
-            if not is_full(error):
-                raise
-            return False
-        return True

@@ -11,16 +11,31 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from sweeperd.ops.reconcile.counters import AGREEING, Counters, counters_of
-from sweeperd.ops.reconcile.keyspace import Interrupted, Seen
-from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkCursor, WalkStage
-from sweeperd.ops.reconcile.subjects import CONFIRM, Observation, Subject
+from sweeperd.ops.reconcile.bloom import BloomFilter
+from sweeperd.ops.reconcile.budgets import BudgetCounters
+from sweeperd.ops.reconcile.counters import Counters
+from sweeperd.ops.reconcile.last_walk import WalkCursor
+from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkStage
+from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind, Observation, Reservations, Subject
+from sweeperd.ops.reconcile.sums import AGREEING, SumCounters
+from sweeperd.ops.reconcile.throttle import Interrupted
 from sweeperd.sweep.far_ahead import read_far_ahead
+from sweeperd.sweep.kind import Sums
 from sweeperd.sweep.proof import may_be_trusted
+
+
+def counters_of(subject: Subject) -> Counters:
+    """The budgets of reservations, the sums of a configured kind."""
+    if isinstance(subject, Reservations):
+        return BudgetCounters(subject)
+    sums = subject.kind.counters
+    if isinstance(subject, ConfiguredKind) and isinstance(sums, Sums) and sums.declared and sums.script:
+        return SumCounters(subject, sums.declared, sums.script)
+    return Counters()
+
 
 #: How many hints wait at most until they are read again.
 WAITING = 50_000
-
 #: A stage of the walk and its cursor.
 Place = tuple[WalkStage, int]
 
@@ -125,7 +140,7 @@ class _Walk:
         self._pages: deque[_Page] = deque()
         self._hints: deque[_Hint] = deque()
         #: SCAN may return a key twice, and both the hashes and the index lead to an entry.
-        self._reported = Seen(subject.size)
+        self._reported = BloomFilter(subject.size)
 
     def run(self) -> ReconcileReport:
         report, (stage, position) = self._report, self._from

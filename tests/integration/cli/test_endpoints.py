@@ -16,7 +16,7 @@ from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.ops.endpoints import BODY_SHOWN, shown_url
+from sweeperd.ops.trial import BODY_SHOWN, shown_url
 from sweeperd.outbox import CircuitStateStore, DeliveryRate, EndpointStateStore, Outbox, dead_letters, message
 from sweeperd.outbox.dead_letters import DeadLetterFilter
 from sweeperd.store import Shard

@@ -10,7 +10,9 @@ import redis
 
 from sweeperd.config import load
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import WalkStage, reconcile, subject_of
+from sweeperd.ops.reconcile.report import WalkStage
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.walk import reconcile
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from tests.integration.cli.test_schemas import check

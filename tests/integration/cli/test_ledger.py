@@ -4,7 +4,9 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ops.reconcile import Throttle, judge_budget, repair_budget
+from sweeperd.ops.reconcile.budget_repair import repair_budget
+from sweeperd.ops.reconcile.budgets import judge_budget
+from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store import Shard
 from tests.integration.conftest import Sweeperd
 from tests.support.fixtures import full

@@ -14,8 +14,9 @@ from sweeperd.context import Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ops.check import CheckLevel, check_shard
-from sweeperd.ops.status import read_endpoints
+from sweeperd.ops.check.findings import CheckLevel
+from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.outbox import EndpointStateStore, Filters
 from sweeperd.outbox.filters import FilterNote, read_filters
 from sweeperd.outbox.groups import LONG_IDLE_MS

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
+from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.endpoints import resume
-from sweeperd.ops.status import read_endpoints
 from sweeperd.outbox import CircuitStateStore, EndpointStateStore, Outbox, is_waiting
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import (

@@ -17,10 +17,13 @@ from sweeperd.config import EndpointSettings, Settings
 from sweeperd.context import ShardContext
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import Role, grants
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_endpoint, check_shard, open_files, worst
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
-from sweeperd.ops.check.data import trials
+from sweeperd.ops.check.endpoints import check_endpoint
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel, worst
+from sweeperd.ops.check.host import open_files
+from sweeperd.ops.check.rights import trials
+from sweeperd.ops.check.server import check_shard
 from sweeperd.runtime.schedule import Complete
 from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.store import Shard, open_shards

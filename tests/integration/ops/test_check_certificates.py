@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from sweeperd.config import EndpointSettings
-from sweeperd.ops.check import CheckLevel, check_endpoint
+from sweeperd.ops.check.endpoints import check_endpoint
+from sweeperd.ops.check.findings import CheckLevel
 from tests.support.authority import Authority
 from tests.support.forward_proxy import ForwardProxy
 from tests.support.receiver import Receiver

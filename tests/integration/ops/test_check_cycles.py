@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import redis
 
 from sweeperd.config import RedisSettings, Settings
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
-from sweeperd.ops.check.data import CYCLES_CHECKS, RECENT
-from sweeperd.ops.reconcile import Fault, LastWalk
+from sweeperd.ops.check.cycles import CYCLES_CHECKS, RECENT
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel
+from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.reconcile.last_walk import LastWalk
+from sweeperd.ops.reconcile.report import Fault
 from sweeperd.store import Shard
 from tests.fixture.cycles.load import load
 from tests.integration.conftest import Cli

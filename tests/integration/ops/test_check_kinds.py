@@ -7,7 +7,8 @@ import redis
 from pydantic import SecretStr
 
 from sweeperd.ops.acl import acl_users
-from sweeperd.ops.check import CheckFinding, check_shard
+from sweeperd.ops.check.findings import CheckFinding
+from sweeperd.ops.check.server import check_shard
 from sweeperd.store import Shard
 from sweeperd.sweep import kinds_of
 from sweeperd.sweep.proof import prove

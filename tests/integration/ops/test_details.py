@@ -6,9 +6,9 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops import show
-from sweeperd.ops.show import ReasonCount, read_details
-from sweeperd.ops.status import read_status
+from sweeperd.ops import quarantine
+from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.status import read_details, read_status
 from sweeperd.store import Shard
 from sweeperd.sweep import configured, kinds_of
 from sweeperd.sweep.reservations import REASONS
@@ -59,7 +59,7 @@ def test_a_reading_generates_and_hashes_no_script_again(
 
 
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "COUNTED", 2)
+    monkeypatch.setattr(quarantine, "COUNTED", 2)
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_STATE")
     assert read_details(Settings(), shard).reasons == (
         ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b"), REASONS["INVALID_STATE"]),

@@ -5,7 +5,7 @@ import threading
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops.search import EntryPages
+from sweeperd.ops.entry_pages import EntryPages
 from sweeperd.store import Shard
 from tests.support.harness import reserve
 from tests.support.servers import Server

@@ -8,8 +8,11 @@ from pydantic import SecretStr
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
-from sweeperd.ops.reconcile import Throttle, reconcile, subject_of
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel
+from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import reconcile
 from sweeperd.store import Shard
 from tests.integration.runtime.test_kind_sweep import kind_sweep_of
 from tests.support.harness import server_time

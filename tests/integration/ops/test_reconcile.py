@@ -15,20 +15,12 @@ from sweeperd.context import Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
-from sweeperd.ops.reconcile import (
-    Fault,
-    Interrupted,
-    ReconcileReport,
-    Reservations,
-    Throttle,
-    WalkCursor,
-    WalkProgress,
-    WalkStage,
-    judge_budget,
-    mend,
-    reconcile,
-)
-from sweeperd.ops.reconcile.counters import MOMENT_PAUSE, MOMENTS, BudgetCounters
+from sweeperd.ops.reconcile.budgets import MOMENT_PAUSE, MOMENTS, BudgetCounters, judge_budget
+from sweeperd.ops.reconcile.last_walk import WalkCursor
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.subjects import Reservations, WalkProgress
+from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
 from tests.support.books import Property, check, read

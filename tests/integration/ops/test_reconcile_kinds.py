@@ -11,8 +11,12 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.context import Timing
-from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, WalkStage, keyspace, mend, reconcile, subject_of
-from sweeperd.ops.reconcile.counters import fingerprint
+from sweeperd.ops.reconcile import keyspace
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.sums import fingerprint
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server

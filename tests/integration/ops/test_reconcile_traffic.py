@@ -21,18 +21,11 @@ from hypothesis import strategies as st
 from sweeperd.config import SweepSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.ledger import Ledger
-from sweeperd.ops.reconcile import (
-    Fault,
-    Finding,
-    ReconcileReport,
-    Reservations,
-    Throttle,
-    counters,
-    keyspace,
-    mend,
-    reconcile,
-    subjects,
-)
+from sweeperd.ops.reconcile import budgets, keyspace, subjects
+from sweeperd.ops.reconcile.report import Fault, Finding, ReconcileReport
+from sweeperd.ops.reconcile.subjects import Reservations
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.property.play import UNIT, Step, World, run_at_once, steps
 from tests.support.books import ALWAYS, Property, check, read
@@ -69,7 +62,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
         (keyspace, "PAGE"),
         (subjects, "PAGE"),
         (subjects, "SCRIPT_BATCH"),
-        (counters, "SCRIPT_BATCH"),
+        (budgets, "SCRIPT_BATCH"),
         (subjects, "BATCH"),
         (subjects, "CONFIRM"),
     ):

@@ -7,7 +7,10 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.context import Timing
-from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, mend, reconcile, subject_of
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 

@@ -11,8 +11,12 @@ from pydantic import SecretStr
 from sweeperd.config import Settings, load
 from sweeperd.ledger import Ledger
 from sweeperd.metrics import Metrics
-from sweeperd.ops.check import CheckFinding, CheckLevel, check_shard
-from sweeperd.ops.reconcile import Fault, ReconcileReport, Throttle, mend, reconcile, subject_of
+from sweeperd.ops.check.findings import CheckFinding, CheckLevel
+from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.reconcile.report import Fault, ReconcileReport
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Sweeperd

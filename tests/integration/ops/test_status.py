@@ -8,8 +8,10 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.ops import status as rate
-from sweeperd.ops.status import Due, EndpointDocument, Rate, ShardStatus, read_all, read_rate, read_status
+from sweeperd.ops import rate
+from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.rate import Rate, read_rate
+from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
 from sweeperd.outbox import BacklogMemory, CircuitNote
 from sweeperd.store import Shard, open_shards
 from tests.support.acl import limited
@@ -95,7 +97,8 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
 def test_dead_letters_are_counted_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.ops.status.LETTERS", 1000)
+    for module in ("endpoint_status", "status"):
+        monkeypatch.setattr(f"sweeperd.ops.{module}.LETTERS", 1000)
     for _ in range(1100):
         client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     status = read_status(settings("billing"), shard)

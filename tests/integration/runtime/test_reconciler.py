@@ -11,7 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile import WalkStore
+from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.runtime import reconciler as module
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler

@@ -8,11 +8,14 @@ from typing import Any
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
+from sweeperd.ops.endpoint_status import ReplayDocument, ReplicaDocument
 from sweeperd.ops.health import ShardView
-from sweeperd.ops.history import StatusSample, status_report
+from sweeperd.ops.history import StatusSample
 from sweeperd.ops.processes import Processes, ProcessNote
-from sweeperd.ops.show import Details, ReasonCount
-from sweeperd.ops.status import Due, Rate, ReplayDocument, ReplicaDocument, ShardStatus
+from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.rate import Rate
+from sweeperd.ops.status import Details, Due, ShardStatus
+from sweeperd.ops.status_report import status_report
 from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.sweep.last_sweep import LastSweep

@@ -3,8 +3,8 @@
 import pytest
 
 from sweeperd.cli.status import state as state_cell
-from sweeperd.ops.history import status_report
-from sweeperd.ops.status import EndpointDocument
+from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.status_report import status_report
 from tests.support.builders import endpoint_status, shard_view
 from tests.support.eyes.staged import settings
 

@@ -4,8 +4,9 @@ import shlex
 
 import pytest
 
-from sweeperd.ops.health import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.status import EndpointDocument, ShardStatus
+from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.status import ShardStatus
 from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count
 
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.ops.reconcile.counters import BudgetDrift, Difference
-from sweeperd.ops.reconcile.keyspace import Seen
+from sweeperd.ops.reconcile.bloom import BloomFilter
+from sweeperd.ops.reconcile.budgets import BudgetDrift, Difference
 from sweeperd.store import Keys
 
 KEY = b"budget:team:TOKENS"
@@ -97,7 +97,7 @@ def test_each_of_two_walks_has_to_exclude_0_by_itself() -> None:
 
 
 def test_the_filter_forgets_nobody_and_takes_few_for_another() -> None:
-    seen = Seen(20_000)
+    seen = BloomFilter(20_000)
     first = [seen.add(b"%d" % number) for number in range(20_000)]
     assert sum(first) < 200
     assert all(seen.add(b"%d" % number) for number in range(20_000))

@@ -6,7 +6,8 @@ import time
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.history import TEXT, UNKNOWN, StatusSample, status_report
+from sweeperd.ops.history import StatusSample
+from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
 from tests.support.builders import endpoint_status, shard_view
 from tests.support.eyes.staged import busy, settings
 

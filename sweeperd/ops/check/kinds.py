@@ -1,18 +1,74 @@
-"""Judges the entries of an index: whether the settings of a kind fit them, and whether they can expire."""
+"""Checks whether the settings of a kind fit a sample of its entries."""
 
 import json
 from collections.abc import Sequence
+from typing import cast
+
+import redis
 
 from sweeperd.config.kinds import KindSettings
-from sweeperd.ops.check.findings import CheckResult, failure, warning
-from sweeperd.ops.reconcile import Fault
+from sweeperd.errors import KindRefused
+from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
+from sweeperd.ops.reconcile.report import Fault
 from sweeperd.ops.reconcile.subjects import Subject as WalkSubject
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.store.errors import is_refused
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import configured, kinds_of
 from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.kind import Kind, Outcome
-from sweeperd.sweep.sample import SampledEntry
+from sweeperd.sweep.proof import is_proven
+from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.sample import SampledEntry, sample
 from sweeperd.text import decode, span
+
+
+def swept(kind: KindSettings, subject: Subject) -> CheckResult:
+    """
+    Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, the settings fit a sample
+    of the entries, and the entries can expire.
+    """
+    shard = subject.shard
+    made = configured(kind, subject.settings, shard.keys)
+    try:
+        made.check(shard.client)
+    except KindRefused as error:
+        return failure(str(error), "repair the script, or give the user the right; until then the kind is not swept")
+    type_ = cast(bytes, shard.client.type(made.index)).decode()
+    if type_ not in ("zset", "none"):
+        return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
+    try:
+        entries = sample(shard, made)
+        problem = misfit(kind, made, shard, entries)
+        problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
+    except KindRefused as error:
+        return failure(str(error), "repair the script; until then the kind is not swept")
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        return unknown("HMGET, PTTL and TYPE on the entries")
+    if problem is not None:
+        # Of a proven kind the sample has only leftovers, or its hashes are gone.
+        return warning(*problem[1:]) if is_proven(shard, made) else problem
+    return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
+
+
+def deadlines(subject: Subject) -> CheckResult:
+    """Whether the deadlines of reservations can pass, and whether a sample of the reservations lives until then."""
+    shard, kind = subject.shard, kinds_of(subject.settings, subject.shard).get(RESERVATIONS)
+    if kind is None:
+        return ok("reservations are not swept")
+    try:
+        problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
+    except redis.RedisError as error:
+        if is_refused(error):
+            return unknown("HMGET, PTTL and TYPE on the reservations")
+        if "WRONGTYPE" not in str(error):  # a finding of `key_types`
+            raise
+        problem = None
+    return problem or ok("none is too far ahead, and no sampled hash has a TTL that is too short")
+
 
 #: A longer member of an index is data rather than an id, bytes.
 LONGEST_ID = 512

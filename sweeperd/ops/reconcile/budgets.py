@@ -1,0 +1,324 @@
+"""
+The counters that walks compare with the amounts in hashes, while work goes on: budgets of reservations, sums of a kind.
+
+**Budgets.** A sum over a long walk is not the sum at any moment, and the difference of two numbers that were read at
+different times is no drift, so such numbers are never compared. Before the walk, a script reads `reserved` together
+with the server's TIME: this is the moment T. The walk may then take as long as needed, because a reservation says when
+the reservation began (`created_at`) and ended (`committed_at`, `released_at`, `expired_at`), by the same clock and in
+the same atomic step that changed the budget. If a reservation is ACTIVE when read and began before T, it held the
+amount at T. A reservation that ended after T did too; a reservation that began after T did not. Every reservation that
+held at T existed when the walk began, and still exists when the walk reads the hash, because an ended reservation stays
+readable for an audit, and SCAN returns every key that exists from beginning to end. If a walk takes longer than half
+the shortest such time, by the settings of the sweep and the TTLs of ended reservations, the walk judges nothing.
+
+If it is not certain whether a reservation held at T, the amount counts as possible and not as certain, so each budget
+has a least and a most that can have been held at T. These cases are: the reservation began or ended in the millisecond
+of T; a time is missing, or is after now (the server's clock was set back since); the state does not say whether the
+reservation holds; SCAN may have returned the reservation twice. Only a `reserved` outside of this range is a drift. T
+is taken three times, and a drift has to fit all three, because much happens within a millisecond of a busy budget.
+
+A drift is reported if two walks, each with moments of its own, agree. This covers broken rules: the clock is set back,
+a service has another clock, or a hash is removed as soon as the reservation ends.
+
+If the amount of a reservation cannot be read, the reservation may hold any amount of its budgets; if unit or scopes
+cannot be read, of any budget. Such a budget is not judged, unless `reserved` is less than the readable reservations
+hold for certain. A CLOSED budget is not judged.
+
+**Sums.** A walk reads the hashes one after the other and the counters afterwards, so work in between makes both differ.
+A difference is a finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the
+sum, each with its amount and its deadline. One script reads whether an entry is active, its amount, and the counter: if
+the counter has another value beside one of its entries, the walk does not agree. If nothing is suspect, the further
+walks are left out.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sweeperd.config import SweepSettings
+from sweeperd.ops.reconcile.bloom import BloomFilter
+from sweeperd.ops.reconcile.counters import Counters
+from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
+from sweeperd.ops.reconcile.subjects import SCRIPT_BATCH, Observation, Reservations
+from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.store.keys import Keys
+from sweeperd.store.scripts import Call, Script, batches
+from sweeperd.store.shard import Shard
+
+#: How many moments of each budget are read.
+MOMENTS = 3
+#: Between two moments of a budget, seconds: more than one millisecond, the step of the server's TIME.
+MOMENT_PAUSE = 0.002
+#: Why a budget is not judged.
+_TOO_LONG = (
+    "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
+)
+_INEXACT = "too much happened during the walks: the difference is not exact"
+#: The results of a budget that was judged.
+DRIFT, NO_DRIFT = "drift", "no drift"
+
+
+@dataclass(slots=True)
+class _Moment:
+    at_ms: int
+    reserved: int
+    least: int = 0
+    most: int = 0
+
+
+@dataclass(slots=True)
+class _Budget:
+    moments: list[_Moment] = field(default_factory=list)
+    readable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """
+    `reserved` of a budget minus the amounts that reservations hold: at least and at most. `reserved` and `held` are of
+    the moment `at_ms` on the server's clock; `held` is the least.
+    """
+
+    least: int
+    most: int
+    reserved: int
+    held: int
+    at_ms: int
+
+    @property
+    def is_drift(self) -> bool:
+        """Whether 0 is impossible."""
+        return not self.least <= 0 <= self.most
+
+    @property
+    def is_exact(self) -> bool:
+        return self.least == self.most
+
+    def meets(self, other: "Difference") -> "Difference | None":
+        """
+        The range that both allow, of the other's moment. None if there is no such range: something changed. Also None
+        if only one of the two is a drift: each walk has to exclude 0 alone, or the ignorance of one walk would make a
+        mistake of the other walk exact.
+        """
+        if self.is_drift is not other.is_drift:
+            return None
+        least, most = max(self.least, other.least), min(self.most, other.most)
+        return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
+
+
+class BudgetDrift:
+    """The budgets of one walk: first `reserved` is called for all budgets, then `held` for all reservations."""
+
+    def __init__(self, keys: Keys, expected: int) -> None:
+        self._keys = keys
+        self._budgets: dict[bytes, _Budget] = {}
+        self._seen = BloomFilter(expected)
+        #: The first and the last moment, ms; None before the first.
+        self.first_ms: int | None = None
+        self.last_ms: int | None = None
+        #: CLOSED budgets.
+        self.closed: set[bytes] = set()
+        #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
+        self.unreadable = 0
+        #: The budgets of unreadable reservations, and whether an unreadable reservation may hold any budget.
+        self._unread: set[bytes] = set()
+        self._unread_anywhere = False
+
+    def __len__(self) -> int:
+        return len(self._budgets)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._budgets
+
+    def reserved(self, at_ms: int, budgets: Iterable[tuple[bytes, bytes]]) -> None:
+        """`reserved` of these budgets at this moment, as reconcile_budgets.lua replies."""
+        self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
+        self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
+        for key, text in budgets:
+            if text in (b"", b"-"):
+                self._budgets.pop(key, None)
+                if text:
+                    self.closed.add(key)
+                continue
+            budget = self._budgets.setdefault(key, _Budget())
+            if text == b"?":
+                budget.readable = False
+            else:
+                budget.moments.append(_Moment(at_ms, int(text)))
+
+    def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
+        """The amounts of a reservation, as reconcile_look.lua replies."""
+        if holding[0] == b"unreadable":
+            self.unreadable += 1
+            self._unread_anywhere |= len(holding) == 1
+            self._unread.update(self._keys.budget(scope, holding[1]) for scope in holding[2:])
+            return
+        began, ended, amount_text, unit, *scopes = holding
+        amount = int(amount_text)
+        first_time = not self._seen.add(entry)
+        from_ms = int(began) if began else None
+        until_ms = int(ended) if ended not in (b"", b"?") else None
+        for scope in scopes:
+            budget = self._budgets.get(self._keys.budget(scope, unit))
+            for moment in budget.moments if budget else ():
+                at = moment.at_ms
+                if (from_ms is not None and from_ms > at) or (until_ms is not None and until_ms < at):
+                    continue
+                moment.most += amount
+                surely_began = from_ms is not None and from_ms < at
+                surely_holds = ended == b"" or (until_ms is not None and until_ms > at)
+                if first_time and surely_began and surely_holds:
+                    moment.least += amount
+
+    def unread(self, key: bytes) -> bool:
+        """Whether an unreadable reservation may hold an amount of this budget."""
+        return self._unread_anywhere or key in self._unread
+
+    def differences(self) -> Mapping[bytes, Difference | None]:
+        """
+        For each budget; None if the budget is not judged: budget or reservations cannot be read, or the moments
+        contradict each other.
+        """
+        return {key: self._difference(key, budget) for key, budget in self._budgets.items()}
+
+    def _difference(self, key: bytes, budget: _Budget) -> Difference | None:
+        if not budget.readable or not budget.moments:
+            return None
+        least = max(moment.reserved - moment.most for moment in budget.moments)
+        most = min(moment.reserved - moment.least for moment in budget.moments)
+        if least > most or (self.unread(key) and most >= 0):
+            return None
+        last = budget.moments[-1]
+        return Difference(least, most, last.reserved, last.least, last.at_ms)
+
+
+class BudgetCounters(Counters):
+    """Reads budgets and reservations, and judges which budgets have drifted."""
+
+    #: Budgets, reservations, index, and the reservations once more for suspects.
+    passes = 4
+
+    def __init__(self, subject: Reservations) -> None:
+        self._subject = subject
+        self._throttle = subject.throttle
+        self._client = subject.shard.client
+        self._keys = subject.shard.keys
+        self._reserved = Script("ops/reconcile_budgets")
+        self._drift = BudgetDrift(self._keys, subject.size)
+        self._first: Mapping[bytes, Difference | None] | None = None
+
+    def begin(self) -> None:
+        """Read all moments of all budgets, before the walk over the reservations."""
+        for _, page in self._subject.keys(WalkStage.BUDGETS, self._keys.budget_stem):
+            self._read(self._drift, [key for key in page if key not in self._drift])
+        self.since_ms = self._drift.first_ms
+
+    def see(self, observation: Observation) -> None:
+        self._drift.held(observation.entry, observation.holding)
+
+    def end(self) -> None:
+        """Judge each budget; no budget if the walk took too long."""
+        self._first = self._differences(self._drift)
+
+    def drifts(self) -> Iterator[Finding]:
+        """The budgets on whose drift a second walk agrees."""
+        drift = self._drift
+        if self._first is None:
+            self.begin()
+            self._hold(drift, WalkStage.COUNTERS)
+            self.end()
+        first = self._first or {}
+        self.count, self.closed, self.unreadable = len(drift), len(drift.closed), drift.unreadable
+        self.unjudged = sum(1 for each in first.values() if each is None or (not each.is_drift and not each.is_exact))
+        suspects = {key: each for key, each in first.items() if each is not None and each.is_drift}
+        if not suspects:
+            return
+        again = BudgetDrift(self._keys, self._subject.size)
+        self._read(again, list(suspects))
+        self._hold(again, WalkStage.AGAIN)
+        second = self._differences(again)
+        for key, suspect in suspects.items():
+            if key not in again:
+                continue  # the budget is gone or CLOSED
+            other = second.get(key)
+            met = suspect.meets(other) if other else None
+            if met and met.is_drift:
+                bounds = (met.least, met.most)
+                yield Finding(Fault.BUDGET_DRIFT, key, str(met.reserved), str(met.held), b"reserved", bounds)
+            else:
+                self.unjudged += 1
+
+    def judge(self, budget: bytes) -> "BudgetRepair":
+        agreed: Difference | None = None
+        for _ in range(2):
+            drift = BudgetDrift(self._keys, self._subject.size)
+            self._read(drift, [budget])
+            if drift.closed:
+                return _not_judged("it is CLOSED")
+            if not len(drift):
+                return _not_judged("there is no such budget")
+            self._hold(drift, WalkStage.COUNTERS)
+            if drift.unread(budget):
+                return _not_judged("some of its reservations cannot be read; repair them first")
+            if self._took_too_long(drift):
+                return _not_judged(_TOO_LONG)
+            found = drift.differences()[budget]
+            met = agreed.meets(found) if agreed and found else found
+            if met is None:
+                return _not_judged("too much happened during the walks, or it cannot be read")
+            agreed = met
+        if agreed is None or not agreed.is_exact:
+            return _not_judged(_INEXACT)
+        return BudgetRepair(DRIFT if agreed.is_drift else NO_DRIFT, agreed)
+
+    def _read(self, drift: BudgetDrift, budgets: Sequence[bytes]) -> None:
+        for part in batches(list(dict.fromkeys(budgets)), SCRIPT_BATCH):
+            for _ in range(MOMENTS):
+                with self._throttle.step():
+                    at, *reserved = self._reserved.run(self._client, Call(part, []))
+                    drift.reserved(int(at), zip(part, reserved, strict=True))
+                self._throttle.wait(MOMENT_PAUSE)
+
+    def _hold(self, drift: BudgetDrift, stage: WalkStage) -> None:
+        for _, ids in self._subject.hashes(stage):
+            for observation in self._subject.look(ids, drift.first_ms):
+                if observation.holding:
+                    drift.held(observation.entry, observation.holding)
+
+    def _differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
+        """The result of a walk that has just ended; None for each budget if `_took_too_long`."""
+        differences = drift.differences()
+        return dict.fromkeys(differences) if self._took_too_long(drift) else differences
+
+    def _took_too_long(self, drift: BudgetDrift) -> bool:
+        """
+        Whether reservations may have gone before the walk, which has just ended, could read the hashes, or the server's
+        clock was set back.
+        """
+        if drift.first_ms is None or drift.last_ms is None:
+            return False  # there are no budgets
+        latest = drift.first_ms + self._subject.retention_ms // 2
+        return not drift.last_ms <= self._subject.shard.read_clock() <= latest
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetRepair:
+    """
+    The result for a budget, and the difference if the budget was judged. `result`: DRIFT before a repair; `repaired`,
+    NO_DRIFT, `NO_BUDGET`, `CLOSED`, `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or a text for people: why nothing was changed.
+    """
+
+    result: str
+    difference: Difference | None = None
+
+
+def _not_judged(reason: str) -> BudgetRepair:
+    return BudgetRepair(f"not judged: {reason}")
+
+
+def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetRepair:
+    """
+    Walk twice for a budget, given by key. There is a difference only if both walks agree on an exact number and all
+    reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    """
+    with shard.reaching(), Reservations(shard, settings, throttle) as subject:
+        return BudgetCounters(subject).judge(budget)

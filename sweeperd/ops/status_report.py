@@ -1,0 +1,208 @@
+"""Renders the status of all shards for `status --json` and the status page."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AliasPath, Field
+
+from sweeperd import __version__
+from sweeperd.config import Settings
+from sweeperd.document import CommandDocument, Count, Document, Moment, Seconds
+from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.health import ENDPOINT_STATES, STALE, ShardView, summarize_health
+from sweeperd.ops.history import StatusSample
+from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.status import Due, KindDocument, ShardStatus, WalkDocument
+from sweeperd.outbox.attempts import Attempt
+from sweeperd.store.lease import process_name
+from sweeperd.sweep.last_sweep import LastSweep
+
+#: The longest text that is shown, characters.
+TEXT = 200
+#: How many reasons of quarantine are listed.
+REASONS = 20
+#: How many endpoints that are not configured are listed: their names come from the dead letters.
+UNKNOWN = 10
+
+
+class ProcessDocument(Document):
+    process: str = Field(description="Host, process id and a random part.")
+    sweeps: bool
+    delivers: bool
+
+
+class UnreachableShard(Document):
+    """A shard whose Redis could not be read."""
+
+    shard: str = Field(validation_alias="name")
+    address: str = Field(description="Where Redis is, without credentials.")
+    reachable: Literal[False]
+    error: str
+
+
+class ShardDocument(Document):
+    """A shard. What is said of no kind is about reservations."""
+
+    shard: str = Field(validation_alias="name")
+    address: str = Field(description="Where Redis is, without credentials.")
+    reachable: Literal[True]
+    now: Moment = Field(validation_alias="now_ms", description="When this was read, on Redis's clock.")
+    due: Due
+    quarantined: Count
+    tick: LastSweep | None = Field(description="null before the first sweep.")
+    tick_age_seconds: Seconds | None
+    rate: float | None = Field(
+        validation_alias=AliasPath("rate", "known"), description="Expiries a second; null if not known."
+    )
+    rate_window_seconds: Seconds = Field(
+        validation_alias=AliasPath("rate", "window_seconds"),
+        description="The time over which the rate was measured.",
+    )
+    empty_in_seconds: Seconds | None = Field(
+        description="How long it takes at this rate to expire what is overdue now; null if nothing expires."
+    )
+    last_walk: WalkDocument | None = Field(description="The last daily walk of reconcile.")
+    empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
+    sweeping: str = Field(
+        description="Host, process id and a random part of the process that sweeps now; empty if none does."
+    )
+    kinds: list[KindDocument] = Field(description="Each configured kind.")
+    endpoints: list[EndpointDocument]
+    dead_letters: Count
+    dead_letters_counted: bool = Field(description="Whether the dead letters of each endpoint are all counted.")
+    processes: list[ProcessDocument] | None = Field(
+        validation_alias=AliasPath("processes", "living"),
+        description="The daemons that run; null if this user may not read them.",
+    )
+
+
+class StatusDocument(CommandDocument, title="sweeperd status --json"):
+    shards: list[ShardDocument | UnreachableShard]
+
+    @classmethod
+    def of(cls, statuses: Sequence[ShardStatus]) -> "StatusDocument":
+        models = [ShardDocument if status.reachable else UnreachableShard for status in statuses]
+        return cls(shards=[model.model_validate(status) for model, status in zip(models, statuses, strict=True)])
+
+
+def status_report(
+    settings: Settings, shards: Sequence[tuple[ShardView, Sequence[StatusSample]]], now: float
+) -> dict[str, Any]:
+    """The document of the page. `now`: monotonic, seconds, like the samples."""
+    answers = summarize_health(settings, [view for view, _ in shards])
+    return {
+        "version": __version__,
+        "by": _text(process_name()),
+        "answers": [asdict(answer) | {"details": [_text(detail) for detail in answer.details]} for answer in answers],
+        "runbook": settings.http.runbook,
+        "shards": [
+            _shard(settings, view, samples, now, ("--shard", view.name) if len(shards) > 1 else ())
+            for view, samples in shards
+        ],
+    }
+
+
+def _shard(
+    settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float, options: Sequence[str]
+) -> dict[str, Any]:
+    """`options`: the options of the commands to copy that name this shard."""
+    return {
+        "shard": view.name,
+        "address": _text(view.address),
+        "error": _text(view.error),
+        "stale": bool(view.error) or view.age_seconds > STALE,
+        "age_seconds": round(view.age_seconds, 1),
+        "status": None if view.status is None else _status(settings, view.status, samples, options),
+        "history": {
+            "seconds_ago": [round(now - sample.at, 1) for sample in samples],
+            "overdue": [sample.overdue for sample in samples],
+            "expired_per_second": [sample.rate for sample in samples],
+            "quarantined": [sample.quarantined for sample in samples],
+        },
+    }
+
+
+def _status(
+    settings: Settings, status: ShardStatus, samples: Sequence[StatusSample], options: Sequence[str]
+) -> dict[str, Any]:
+    """The document of the shard, with the fields for the page alone."""
+    places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
+    known = [endpoint for endpoint in status.endpoints if endpoint.configured]
+    unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
+    listed = (*known, *unknown[:UNKNOWN])
+    document: dict[str, Any] = _short(ShardDocument.model_validate(replace(status, endpoints=listed)).as_json())
+    for endpoint, of_endpoint in zip(listed, document["endpoints"], strict=True):
+        of_endpoint |= {
+            **_advice(endpoint_advice(endpoint, options)),
+            "place": places.get(endpoint.endpoint, ""),
+            "label": ENDPOINT_STATES[endpoint.state].label,
+            "level": ENDPOINT_STATES[endpoint.state].level,
+            "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.endpoint, ())],
+            "history": [(sample.pending or {}).get(endpoint.endpoint) for sample in samples]
+            if endpoint.configured
+            else [],
+        }
+    return document | {
+        "warnings": [_advice(advice) for advice in shard_advice(status, options)],
+        "reasons": [_reason(reason, options) for reason in status.details.reasons[:REASONS]],
+        "more_endpoints": max(0, len(unknown) - UNKNOWN),
+    }
+
+
+def _advice(advice: Advice) -> dict[str, Any]:
+    return {
+        "text": _text(advice.text),
+        "commands": [command for command in advice.commands if command],
+        "runbook": advice.runbook,
+    }
+
+
+def _reason(reason: ReasonCount, options: Sequence[str]) -> dict[str, Any]:
+    return _advice(reason_advice(reason, options)) | {
+        "kind": reason.kind,
+        "reason": _text(reason.reason),
+        "count": reason.count,
+        "newest": [_text(entry) for entry in reason.newest],
+    }
+
+
+def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
+    """An attempt without the response, because a response may repeat what only the receiver should see."""
+    return {
+        "seconds_ago": round(max(0, status.now_ms - attempt.at_ms) / 1000, 1),
+        "event": _text(attempt.event_id),
+        "events": attempt.events,
+        "result": _text(attempt.result),
+        "reason": _text(attempt.reason),
+        "milliseconds": attempt.milliseconds,
+        "hand_over": attempt.hand_over,
+        "attempt": attempt.attempt,
+        "replica": _text(attempt.replica),
+    }
+
+
+def _place(url: str) -> str:
+    """Scheme, host and port of the receiver: all other parts of a URL may hold credentials."""
+    parts = urlsplit(url)
+    if not parts.hostname:
+        return parts.scheme  # of the relay
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
+
+
+def _short(value: Any) -> Any:
+    """A JSON value with each text shortened by `_text`."""
+    if isinstance(value, dict):
+        return {name: _short(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_short(item) for item in value]
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    """The text, short, and without characters that hide other text or reverse the direction of writing."""
+    short = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

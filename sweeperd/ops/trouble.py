@@ -1,0 +1,42 @@
+"""Turns the errors of a shard into one line for an operator."""
+
+import contextlib
+from collections.abc import Iterator
+
+import redis
+
+from sweeperd.config import DEFAULT_SHARD
+from sweeperd.errors import KindRefused, RedisUnavailable
+from sweeperd.store.errors import describe, is_refused
+from sweeperd.store.shard import Shard
+
+
+class ShardTrouble(Exception):
+    """A command could not work on a shard. The text is a line without credentials."""
+
+    def __init__(self, shard: Shard, problem: str) -> None:
+        """`problem`: a line that names the shard's address."""
+        super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
+        self.shard = shard.name
+        self.address = shard.address
+        self.problem = problem
+
+    def as_dict(self) -> dict[str, str]:
+        """A `DownShard`, for the list `down` of the JSON documents."""
+        return {"shard": self.shard, "address": self.address, "error": self.problem}
+
+
+@contextlib.contextmanager
+def working_on(shard: Shard) -> Iterator[None]:
+    """Raise ShardTrouble for each error of Redis, or of the script of a kind, inside the block."""
+    try:
+        with shard.reaching():
+            yield
+    except RedisUnavailable as error:
+        if is_refused(error.__cause__):
+            raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
+        raise ShardTrouble(shard, f"redis is not available: {error}") from error
+    except KindRefused as error:
+        raise ShardTrouble(shard, f"{shard.address}: {error}") from error
+    except redis.RedisError as error:  # a key of another type, say
+        raise ShardTrouble(shard, f"{shard.address}: {describe(error)}") from error

@@ -60,7 +60,7 @@ def steps(options: Options, work: Path) -> list[Step]:
         Step("lint", "linters of Python, of the layers and of Lua", ("sh", "-c", _LINT)),
         Step("types", "mypy --strict", ("mypy",)),
         Step("servers", "the servers that the tests run on", run("proof.release.servers"), readers.document),
-        Step("tests", "all tests, on every server", run("pytest", "-q"), readers.tests, _ALL_SERVERS),
+        Step("tests", "all tests, on every server", run("pytest", "-q", "-m", ""), readers.tests, _ALL_SERVERS),
         Step(
             "properties",
             f"{options.tries} tries of each property",

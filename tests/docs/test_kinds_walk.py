@@ -65,6 +65,7 @@ def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_p
     assert client.hget("seats:hold:h1", "state") == b"EXPIRED"
 
 
+@pytest.mark.slow
 def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     text = TEXT[TEXT.index("## Waiting lists") : TEXT.index("## A script")]
     (script,) = blocks("lua", text)
@@ -93,6 +94,7 @@ def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None
     assert sample.books == (("seats:hamlet free", "seats:hamlet held"),)
 
 
+@pytest.mark.slow
 def test_the_books_of_the_document_hold(tmp_path: Path) -> None:
     """With samples of its own, and with those that are derived."""
     (fixture,) = (block for block in blocks("python") if "def books" in block)

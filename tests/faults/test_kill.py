@@ -18,7 +18,7 @@ from tests.support.servers import Server
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
-KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "10"))
+KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "5"))
 TOTAL = 400 * KILLS
 #: A killed process leaves its lease, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"
@@ -84,6 +84,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
         check(read(client), set(Property))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_relay_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Each event and each delivery of a Cycles installation is written exactly once."""

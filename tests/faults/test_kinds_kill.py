@@ -98,12 +98,14 @@ def one_slot(binary: Binary, prefix: str) -> Iterator[tuple[str, redis.Redis]]:
         yield running.url, client
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_on_one_redis(server: Server, tmp_path: Path) -> None:
     with one_redis(server) as (url, client):
         killed_again_and_again(url, client, "", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_in_a_cluster(topology_binary: Binary, tmp_path: Path) -> None:
     prefix = "{tenant-a}:"

@@ -67,6 +67,7 @@ def test_redis_answers_in_drips_and_then_not_at_all(server: Server, client: redi
     check_books(client, TOTAL)
 
 
+@pytest.mark.slow
 def test_two_daemons_and_a_once_on_one_backlog(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Subscribers() as subscribers:
         env = environment(

@@ -43,6 +43,7 @@ def run(program: str, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_each_explained_mutant_is_kept_as_a_survivor_and_each_script_has_tests() -> None:
     run(KEPT)
 

@@ -14,6 +14,8 @@ from tests.support.servers import binaries
 pytest.importorskip("greenlet")
 pytest.importorskip("lupa")
 
+pytestmark = pytest.mark.slow
+
 
 #: Seeds that have found a fault of sweeperd, and their minutes: they stay.
 FAILED = {
@@ -40,7 +42,6 @@ def digests(output: str) -> list[str]:
     return re.findall(r"trace ([0-9a-f]+)", output)
 
 
-@pytest.mark.slow
 def test_a_seed_decides_every_command() -> None:
     first, second = simulate("--seed", "11", "--minutes", "1"), simulate("--seed", "11", "--minutes", "1")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -53,7 +54,6 @@ def test_fixed_seeds_hold() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("seed", FAILED)
 def test_seeds_that_have_failed_hold(seed: int) -> None:
     done = simulate("--seed", str(seed), "--minutes", FAILED[seed])
@@ -73,14 +73,12 @@ def test_a_planted_bug_is_found_and_told() -> None:
     assert "EVALSHA sweep/expire" in done.stdout, "the last commands"
 
 
-@pytest.mark.slow
 def test_without_faults_each_event_comes_once() -> None:
     done = simulate("--seeds", "1..3", "--minutes", "1", "--clean")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" (0 again)") == 3
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the clock of the servers")
 @pytest.mark.skipif(not binaries(), reason="no Redis server")
 def test_real_servers_answer_as_fakeredis_does(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ PREFIX = "{tenant-a}:"
 EVENTS, INDEX = f"{PREFIX}sweeperd:events", f"{PREFIX}reservation:ttl"
 
 
+@pytest.mark.slow
 def test_the_slot_moves_and_then_its_primary_is_killed(topology_binary: Binary, tmp_path: Path) -> None:
     batched = EventCounter()
     with cluster(topology_binary) as running, Receiver() as receiver, Receiver(batched) as batches:

@@ -25,6 +25,7 @@ FAST = {
 }
 
 
+@pytest.mark.slow
 def test_the_primary_is_killed_under_load(topology_binary: Binary, tmp_path: Path) -> None:
     batched = EventCounter()
     with sentinels(topology_binary) as running, Receiver() as receiver, Receiver(batched) as batches:

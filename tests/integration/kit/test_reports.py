@@ -19,6 +19,8 @@ from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_o
 from tests.integration.kit.test_faults import EXAMPLES
 from tests.lua.kinds.world import SEATS, scripted, settings_of
 
+pytestmark = pytest.mark.slow
+
 HOLD: dict[str, Any] = {
     "id": "h1",
     "hash": {"state": "HELD", "show": "hamlet", "qty": 40, "customer": "ada", "note": "by the aisle", "colour": "red"},

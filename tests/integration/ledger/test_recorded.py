@@ -18,8 +18,6 @@ from sweeperd.ledger import AsyncLedger, Committed, Debited, Extended, Ledger, L
 from tests.support.blocking import blocking
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.every_redis
-
 RECORD = Path(__file__).parents[2] / "fixture" / "cycles" / "ledger.jsonl"
 #: What Cycles names each refusal. INVALID_REQUEST is a ValueError of the argument.
 REFUSALS: Mapping[str, tuple[type[Exception], ...]] = {

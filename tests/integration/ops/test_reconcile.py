@@ -236,6 +236,7 @@ def test_a_walk_goes_on_where_it_was_interrupted(shard: Shard, stage: WalkStage)
     assert report.hashes == 1113
 
 
+@pytest.mark.slow
 def test_a_walk_counts_the_same_wherever_it_was_interrupted(shard: Shard) -> None:
     plant_many(shard)
     unbroken, whole = StopsAt(10**9), counts(reconcile(subject(shard)))

@@ -152,6 +152,7 @@ def stand(client: redis.Redis, ids: Sequence[str]) -> None:
         pipeline.execute()
 
 
+@pytest.mark.slow
 def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Server, pool: ThreadPoolExecutor) -> None:
     """Walks with repair, first over what is right, then over what was planted, while reservations come and go."""
     with a_shard(server) as shard:

@@ -58,6 +58,7 @@ def close_budgets(client: redis.Redis) -> list[dict[bytes, bytes]]:
         return list(pipeline.execute()[len(keys) :])
 
 
+@pytest.mark.slow
 def test_a_tenant_that_is_closed_under_load(shard: Shard, client: redis.Redis, sweeping: Sweeping) -> None:
     bystander = "tenant:globex"
     ids = [f"r{number}" for number in range(COUNT)]

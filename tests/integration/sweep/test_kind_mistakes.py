@@ -44,6 +44,7 @@ WAITING = SCRIPT.replace(
 )
 
 
+@pytest.mark.newest_redis
 @pytest.mark.parametrize("page_size", [7, 100, 5000])
 def test_each_of_many_entries_with_one_score_is_decided_once(client: redis.Redis, shard: Shard, page_size: int) -> None:
     seats = Seats(client, scripted(WAITING))

@@ -11,17 +11,16 @@ from sweeperd.store.shard import Clock
 #: The tenant of an event without a tenant.
 NO_TENANT = "__system__"
 
-#: The fields of a stream entry, name and value in turn; empty: no event.
+#: Field names and values of a stream entry in turn; empty for no event.
 Entry = list[str | int]
 
 
 class Announcements:
     """
-    Events about deliveries: an endpoint was paused, a delivery was given up on. These events go into the stream like
-    expiries, if an endpoint names the type in `events`. The forms of `data` come from the Cycles protocol
-    (EventDataSystem, EventDataWebhookLifecycle).
+    Operational events about deliveries, added to the stream like expiries if an endpoint names their type in `events`.
+    The schemas of `data` come from the Cycles protocol (EventDataSystem, EventDataWebhookLifecycle).
 
-    `wanted`: the types to make. `clock`: Redis's clock, read before.
+    `wanted`: the types to build. `clock`: Redis's clock, already read.
     """
 
     def __init__(self, clock: Clock, wanted: Collection[str] = ()) -> None:
@@ -29,7 +28,7 @@ class Announcements:
         self._wanted = frozenset(wanted)
 
     def delivery_failed(self, endpoint: str, event: Fields, deliveries: int, reason: str) -> Entry:
-        """A dead letter was written. Empty if the event is an announcement: else announcements might never end."""
+        """For a dead letter. Empty if the event is itself an announcement, so that announcements cannot cause more."""
         if event_type(event) in (DELIVERY_FAILED, WEBHOOK_DISABLED):
             return []
         details = {"endpoint": endpoint, "event_type": event_type(event), "attempts": deliveries, "reason": reason}
@@ -38,7 +37,7 @@ class Announcements:
         return self._entry(DELIVERY_FAILED, endpoint, data)
 
     def disabled(self, endpoint: str, reason: str) -> Entry:
-        """An endpoint was paused."""
+        """For a paused endpoint."""
         data = {
             "subscription_id": endpoint,
             "tenant_id": NO_TENANT,

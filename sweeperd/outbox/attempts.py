@@ -1,4 +1,4 @@
-"""Reads the recorded attempts of deliveries, for operators who look for an event."""
+"""Reads the recorded delivery attempts."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -9,51 +9,51 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode, whole
 
-#: How many attempts of each endpoint are searched for an event.
+#: How many attempts per endpoint to search for an event.
 SEARCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A request with an event or a batch, without secrets."""
+    """A recorded webhook request, without secrets."""
 
     #: When the request ended, ms on Redis's clock.
     at_ms: int
     #: The id of the first event, and the id of the expired entry.
     event_id: str
     reservation: bytes
-    #: The first and the last event in the stream, and how many events the request had.
+    #: The stream ids of the first and the last event of the request, and the number of its events.
     first: bytes
     last: bytes
     events: int
-    #: The number of the hand-over of the first event, and of the attempt within the hand-over, both from 1.
+    #: The delivery number of the first event, and the attempt number within the delivery. Both start at 1.
     hand_over: int
     attempt: int
     #: `delivered`, `rejected` or `failed`.
     result: str
-    #: The status, or why there was no response.
+    #: The HTTP status, or why there was no response.
     reason: str
     milliseconds: int
-    #: The beginning of the response's body, without secrets.
+    #: The start of the response body, without secrets.
     answer: str
     #: The process that sent the request.
     replica: str
-    #: Of the request: the id of the event, or of the batch.
+    #: The `webhook-id` of the request.
     webhook_id: str = ""
 
     def fields(self) -> dict[str, str | bytes | int]:
-        """The fields of the entry in the stream."""
+        """The fields of the stream entry."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> "Attempt":
-        """The opposite of `fields`. If a field is missing, or is no number, the field counts as empty or as 0."""
+        """The inverse of `fields`. A missing or malformed field is read as empty or 0."""
         read: dict[Any, Callable[[bytes], Any]] = {int: lambda value: whole(value) or 0, str: decode, bytes: bytes}
         found = {each.name: read[each.type](fields.get(each.name.encode(), b"")) for each in dataclasses.fields(cls)}
         return cls(**found)
 
     def includes(self, entry: bytes) -> bool:
-        """Whether this entry of the stream is in the range of the request's events."""
+        """Whether the stream id lies between the request's first and last event."""
         try:
             return StreamId.parse(self.first) <= StreamId.parse(entry) <= StreamId.parse(self.last)
         except ValueError:
@@ -62,7 +62,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """One attempt, with the shard and the endpoint."""
+    """An attempt with its shard and endpoint."""
 
     shard: str
     endpoint: str
@@ -70,15 +70,15 @@ class RecordedAttempt:
 
 
 def read_attempts(shard: Shard, endpoint: str, limit: int) -> list[RecordedAttempt]:
-    """The last attempts of one endpoint, newest first. Raises redis.RedisError."""
+    """The latest attempts of one endpoint, newest first. Raises redis.RedisError."""
     rows: Any = shard.client.xrevrange(shard.keys.attempts(endpoint), count=limit)
     return [RecordedAttempt(shard.name, endpoint, Attempt.parse(fields)) for _, fields in cast(list[StreamRow], rows)]
 
 
 def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:
     """
-    The recorded attempts with this entry of the event stream, newest first. Only the first and the last entry of a
-    batch are known: if a batch begins before this entry and ends after, the batch is included. Raises redis.RedisError.
+    The attempts that may have sent this stream entry, newest first. Only the first and the last id of a batch are
+    recorded, so every batch that spans the entry is included. Raises redis.RedisError.
     """
     found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
     return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
@@ -88,8 +88,8 @@ def attempts_as(
     shard: Shard, endpoints: Iterable[str], webhook_id: str, most: int
 ) -> tuple[list[RecordedAttempt], int]:
     """
-    The recorded attempts of requests with this webhook id, or whose first event has this id, newest first; and how many
-    attempts were read, at most `most`. Raises redis.RedisError.
+    The attempts with this webhook id, or with this id of their first event, newest first, and how many of up to `most`
+    attempts were read. Raises redis.RedisError.
     """
     found, left = list[RecordedAttempt](), most
     for name in endpoints:

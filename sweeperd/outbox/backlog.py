@@ -14,54 +14,51 @@ from sweeperd.store.errors import is_missing_group
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
 
-#: So many events not taken yet are counted singly; if there are more, the share of wanted events is extrapolated.
+#: How many undelivered events to count one by one. Beyond that, the share of wanted events is extrapolated.
 EXACT = 10_000
-#: So many bytes of these events are read at most, unless the count has to be complete: a megabyte takes 30 ms of CPU
-#: time, and the events of every endpoint are counted every few seconds while the page is open.
+#: How many bytes of these events to read unless the count must be complete. A megabyte takes 30 ms of CPU time, and
+#: every endpoint is counted every few seconds while the status page is open.
 SAMPLE_BYTES = 512 * 1024
-#: So many events are read in a round trip; and so many in all, if Redis knows how many there are and nothing filters.
+#: How many events to read per round trip, and in total if Redis knows the number and there is no filter.
 SAMPLE_PAGE = 100
-#: How long such a share is remembered if the endpoint takes no event, seconds.
+#: How long a share is remembered while the endpoint takes no event, seconds.
 REMEMBERED = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupBacklog:
-    """How many events are to be sent to an endpoint, unwanted events left out."""
+    """The wanted events that an endpoint has not received yet."""
 
     events: int = 0
-    #: False: an estimate.
+    #: False for an estimate.
     exact: bool = True
-    #: Age of the oldest event, seconds.
+    #: The age of the oldest event, seconds.
     oldest_seconds: float = 0.0
 
 
 class _Share(NamedTuple):
-    """
-    Of the first events not taken by a group: how many, how many are wanted, the first wanted id, and whether there may
-    be more events.
-    """
+    """A sample of the events that a group has not read yet."""
 
     seen: int
     wanted: int
+    #: The first wanted id.
     first: bytes | None
+    #: Whether more events may follow.
     more: bool
 
 
 class BacklogMemory:
-    """
-    The shares of the groups of one shard: if an endpoint takes nothing, a long backlog is not read again and again.
-    """
+    """Remembers the sample of each group of a shard, so that the long backlog of a stuck endpoint is read once."""
 
     def __init__(self, exact: int = EXACT, clock: Callable[[], float] = time.monotonic) -> None:
-        """`exact`: how many events are counted one by one. `clock`: monotonic, seconds."""
+        """`exact`: how many events to count one by one. `clock`: monotonic, seconds."""
         self.exact = exact
         self._clock = clock
-        #: Group -> position, time of the read (monotonic), and the share after the position.
+        #: Group -> its position, when the sample was read (monotonic), the sample.
         self._shares: dict[bytes, tuple[bytes, float, _Share]] = {}
 
     def find(self, group: dict[str, Any]) -> _Share | None:
-        """The remembered share for this row of XINFO GROUPS, if the share still holds."""
+        """The sample of this row of XINFO GROUPS, if it is still valid."""
         known, lag = self._shares.get(group["name"]), group.get("lag")
         if known is None:
             return None
@@ -72,7 +69,7 @@ class BacklogMemory:
         return share if holds else None
 
     def keep(self, group: dict[str, Any], share: _Share) -> None:
-        """Remember the share, if later events cannot change the share."""
+        """Remember a sample that later events cannot change."""
         self._shares.pop(group["name"], None)
         if share.more:
             self._shares[group["name"]] = group["last-delivered-id"], self._clock(), share
@@ -88,14 +85,13 @@ def read_backlog(
     memory: BacklogMemory | None = None,
 ) -> GroupBacklog | None:
     """
-    Count the events that the group has taken and not acknowledged, and the wanted events not taken yet. None: there is
-    no group, so nobody knows.
+    Count the pending events of the group, and the wanted events that it has not read yet. None if there is no group.
 
-    `group`: the row of XINFO GROUPS, if there is one. `subscription`: None wants every event. `now_ms`: the shard's
-    clock. Redis 6.2 counts no events that a group has not taken: there more than EXACT events, or SAMPLE_BYTES, are
-    counted only with `to_the_end`, else the count is at least so many. Redis 7 counts them, so only a filter has to
-    look at a sample. `memory`: of earlier calls; if the group has not moved since, the
-    events are not read again. Raises redis.RedisError.
+    `group`: the row of XINFO GROUPS. `subscription`: None wants every event. `now_ms`: the shard's clock. `memory`: the
+    samples of earlier calls.
+
+    Redis 7 reports the lag of a group, so that only a filter needs a sample. Redis 6.2 does not: beyond EXACT events or
+    SAMPLE_BYTES the count is a lower bound, unless `to_the_end` is set. Raises redis.RedisError.
     """
     if group is None:
         return None
@@ -114,7 +110,7 @@ def read_backlog(
             first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
         except redis.ResponseError as error:
             if is_missing_group(error):
-                return None  # the group has gone since
+                return None  # the group was removed in the meantime
             raise
     oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
     if not more:
@@ -126,7 +122,7 @@ def read_backlog(
 
 
 def _share(events: Iterator[StreamRow], subscription: Subscription | None, most: int, most_bytes: float) -> _Share:
-    """Of so many events and bytes at most."""
+    """A sample of up to `most` events or `most_bytes`."""
     seen = wanted = size = 0
     first = None
     for entry, fields in events:

@@ -16,70 +16,69 @@ from sweeperd.store.shard import Shard
 class CircuitNote(Note):
     """The published circuit of one process. Times are ms on Redis's clock."""
 
-    #: The name of the process in the groups; "": written by an earlier version.
+    #: The name of the process in the consumer groups; empty if an earlier version wrote the note.
     process: str = ""
     #: When the note was published.
     at: int = 0
-    #: When the next probe is due; 0: the circuit is closed.
+    #: When the next probe is due; 0 while the circuit is closed.
     probe_at: int = 0
-    #: How many deliveries have failed in a row, and why the last delivery failed.
+    #: How many deliveries in a row have failed, and the reason of the last failure.
     failures: int = 0
     reason: str = ""
-    #: The last delivery; 0: none yet.
+    #: When the last delivery succeeded; 0 for never.
     delivered_at: int = 0
-    #: Events delivered per second, and over how many seconds; 0.0 seconds: not known yet.
+    #: Events delivered per second, and the window in seconds; a window of 0.0 means not known yet.
     rate: float = 0.0
     rate_window: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class CircuitState:
-    """The circuits of one endpoint over all living processes."""
+    """The circuits of one endpoint in all living processes."""
 
     #: The notes of the processes, open circuits first.
     notes: tuple[CircuitNote, ...] = ()
 
     @property
     def processes(self) -> int:
-        """How many processes deliver to the endpoint."""
+        """The number of processes that deliver to the endpoint."""
         return len(self.notes)
 
     @property
     def rate(self) -> float:
-        """Events delivered per second by all processes."""
+        """Events per second, summed over the processes."""
         return round(sum(note.rate for note in self.notes), 2)
 
     @property
     def rate_window(self) -> float:
-        """The longest window, seconds, of the rates of the processes; 0.0 if no rate is known."""
+        """The longest window of the processes' rates, seconds; 0.0 if no rate is known."""
         return max((note.rate_window for note in self.notes), default=0.0)
 
     @property
     def open_on(self) -> int:
-        """How many processes have an open circuit."""
+        """The number of processes with an open circuit."""
         return sum(note.probe_at > 0 for note in self.notes)
 
     @property
     def open(self) -> bool:
-        """Whether the circuit of some process is open."""
+        """Whether any process has an open circuit."""
         return self.open_on > 0
 
     @property
     def failures(self) -> int:
-        """The most failures in a row; 0 if no circuit is open."""
+        """The most consecutive failures of a process with an open circuit, else 0."""
         return max((note.failures for note in self.notes if note.probe_at), default=0)
 
     @property
     def reason(self) -> str:
-        """Why a delivery failed; empty if no circuit is open."""
+        """Why a delivery failed; empty while all circuits are closed."""
         return next((note.reason for note in self.notes if note.probe_at), "")
 
 
 class CircuitStateStore:
     """
-    `sweeperd:circuits`. Each process has separate circuits, and publishes them here for operators every few seconds, in
-    a field `<endpoint>@<process>`. All processes obey the field `<endpoint>`: the time when an operator has closed the
-    circuit everywhere.
+    `sweeperd:circuits`. Each process has its own circuits and publishes them every few seconds in the field
+    `<endpoint>@<process>`. The field `<endpoint>` is when an operator last closed the circuit of every process.
     """
 
     def __init__(self, shard: Shard, timing: Timing = DEFAULT_TIMING) -> None:
@@ -90,10 +89,10 @@ class CircuitStateStore:
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> CircuitState:
-        """The circuits of living processes. Raises redis.RedisError."""
+        """The circuits of the living processes. Raises redis.RedisError."""
         notes = list(self._notes(f"{endpoint}@").values())
-        # If a process misses a note, the process may be dead: then the success of another process overrules the note. A
-        # note from the future is of a time before the clock was set back.
+        # A process that misses a beat may be dead, so a later success of another process overrules its open circuit. A
+        # note from the future was written before the clock was set back.
         now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)
         living = [
             note
@@ -104,11 +103,11 @@ class CircuitStateStore:
         return CircuitState(tuple(sorted(living, key=lambda note: (-note.probe_at, note.process))))
 
     def write(self, endpoint: str, note: CircuitNote) -> None:
-        """Publish a note. If Redis refuses the write, only operators miss the note. Raises redis.RedisError."""
+        """Publish a note. A refused write is ignored, because only operators miss it. Raises redis.RedisError."""
         self._change(lambda: self._set(f"{endpoint}@{note.process}", note.model_dump_json()))
 
     def remove(self, endpoint: str, process: str) -> None:
-        """Remove the note of a process that has ended. Raises redis.RedisError."""
+        """Remove the note of a process that shuts down. Raises redis.RedisError."""
         self._change(lambda: self._client.hdel(self._key, f"{endpoint}@{process}"))
 
     def remove_stale(self) -> None:
@@ -119,15 +118,15 @@ class CircuitStateStore:
             self._change(lambda: self._client.hdel(self._key, *stale))
 
     def close(self, endpoint: str) -> None:
-        """Close the circuit on all processes, within seconds. Raises redis.RedisError."""
+        """Close the circuit in all processes within seconds. Raises redis.RedisError."""
         self._set(endpoint, str(self._clock.now_ms()))
 
     def closed_at(self, endpoint: str) -> bytes | None:
-        """When an operator last closed the circuit; None: never. Raises redis.RedisError."""
+        """When an operator last closed the circuit, if ever. Raises redis.RedisError."""
         return cast(bytes | None, self._client.hget(self._key, endpoint))
 
     def _notes(self, prefix: str = "") -> dict[bytes, CircuitNote]:
-        """By field. If a note cannot be read, it is so old that it counts for nothing."""
+        """The notes by field. An unreadable note counts as outdated."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         named = {field: value for field, value in fields.items() if b"@" in field and field.startswith(prefix.encode())}
         return {field: CircuitNote.parse(value) or CircuitNote() for field, value in named.items()}

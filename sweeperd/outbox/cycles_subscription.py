@@ -7,11 +7,11 @@ from typing import Any, Literal
 import pydantic
 from pydantic_core import ErrorDetails
 
-#: The tenant of subscriptions to the events of every tenant.
+#: The tenant of subscriptions to the events of all tenants.
 SYSTEM = b"__system__"
-#: The values of these fields may be secrets.
+#: Fields whose values may be secrets.
 _PRIVATE = ("headers", "metadata", "url")
-#: So much of a value is shown.
+#: How many characters of a value to show.
 _SHOWN = 100
 
 
@@ -38,9 +38,9 @@ class _Thresholds(_Record):
 
 class CyclesSubscription(_Record):
     """
-    A record `webhook:<id>` of Cycles. The first block of fields decides about matches. The rest is only checked: if
-    the dispatcher of Cycles could not read the record, a delivery would be lost there. Event types, categories and
-    fields of a newer Cycles match nothing.
+    A record `webhook:<id>` of Cycles. The first block of fields decides about matches. The rest is only validated,
+    because Cycles' dispatcher would lose a delivery for a record that it cannot parse. Event types, categories and
+    fields of newer Cycles versions match nothing.
     """
 
     subscription_id: str
@@ -66,7 +66,7 @@ class CyclesSubscription(_Record):
     metadata: dict[str, Any] | None = None
 
     def matches(self, event_type: str, category: str, scope: str) -> bool:
-        """Whether the subscription gets an event of this type, category and scope (empty: no scope)."""
+        """Whether the subscription receives an event of this type, category and scope (empty for none)."""
         return self.status == "ACTIVE" and self._wants_type(event_type, category) and self._wants_scope(scope)
 
     def _wants_type(self, event_type: str, category: str) -> bool:
@@ -82,13 +82,13 @@ class CyclesSubscription(_Record):
             return False
         if not wanted.endswith("*"):
             return scope == wanted
-        # Only the last star is a wildcard, for 1 character or more.
+        # Only a trailing star is a wildcard, for one or more characters.
         prefix = wanted[:-1]
         return scope.startswith(prefix) and len(scope) > len(prefix)
 
 
 def parse(record: bytes) -> CyclesSubscription:
-    """Raises ValueError if Cycles could not read the record. The error names each field at fault and its value."""
+    """Raises ValueError if Cycles cannot parse the record. The error names each invalid field and its value."""
     try:
         return CyclesSubscription.model_validate_json(record)
     except pydantic.ValidationError as error:
@@ -98,10 +98,10 @@ def parse(record: bytes) -> CyclesSubscription:
 
 def _describe(field: str, fault: ErrorDetails) -> str:
     if not field:
-        return "the record is no JSON object"
+        return "the record is not a JSON object"
     if fault["type"] == "missing":
         return f"{field} is missing"
     if fault["loc"][0] in _PRIVATE:
-        return f"{field} is not of its type"
+        return f"{field} has the wrong type"
     value = json.dumps(fault["input"])
     return f"{field} is {value if len(value) <= _SHOWN else value[:_SHOWN] + '…'}"

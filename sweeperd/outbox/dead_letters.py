@@ -1,4 +1,4 @@
-"""Dead letters, the deliveries that were given up on: read, count, replay and drop them."""
+"""Reads, replays and drops dead letters, the deliveries that sweeperd gave up on."""
 
 import json
 from collections import Counter
@@ -15,41 +15,41 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode, is_meant, whole
 
-#: How many dead letters are replayed or dropped in one go.
+#: How many dead letters to replay or drop in one batch.
 PAGE = 100
-#: How many dead letters of a shard are counted at most for a list of endpoints.
+#: How many dead letters of a shard to count before the count stays incomplete.
 COUNT_LIMIT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An event that an endpoint did not get."""
+    """An event that was not delivered to an endpoint."""
 
     shard: str
     id: str
     endpoint: str
     reason: str
-    #: How many times the event was handed over.
+    #: How many times the event was delivered to a sender.
     attempts: int
-    #: The tenant's name, as in Redis.
+    #: The tenant's name as stored in Redis.
     tenant: bytes
-    #: The webhook's body; None if the event was out of the stream already when given up on.
+    #: The webhook body; None if the event had been trimmed before sweeperd gave up.
     body: dict[str, Any] | None
 
     @property
     def at_ms(self) -> int:
-        """When the event was given up on, ms on Redis's clock."""
+        """When sweeperd gave up, ms on Redis's clock."""
         return streams.milliseconds(self.id)
 
     @property
     def order(self) -> StreamId:
-        """For sorting by time."""
+        """A sort key by time."""
         return StreamId.parse(self.id)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters by endpoint and by tenant; by default all."""
+    """Selects dead letters by endpoint and tenant. None selects all."""
 
     endpoint: str | None = None
     tenant: str | None = None
@@ -70,15 +70,15 @@ class Replayed(StrEnum):
 
     @property
     def why_not(self) -> str:
-        """For people; empty if the letter was replayed."""
+        """The reason, for operators; empty if the letter was replayed."""
         return _WHY_NOT[self]
 
 
 _WHY_NOT = {
     Replayed.REPLAYED: "",
-    Replayed.GONE: "another command has replayed or dropped it",
-    Replayed.NO_EVENT: "the event is lost: it was no longer in the stream when it was given up on",
-    Replayed.NO_GROUP: "the endpoint has no consumer group: first start a sweeperd that has it in its configuration",
+    Replayed.GONE: "another command has already replayed or dropped it",
+    Replayed.NO_EVENT: "the event is lost: it had been trimmed from the stream before sweeperd gave up",
+    Replayed.NO_GROUP: "the endpoint has no consumer group: start a sweeperd that is configured with it first",
 }
 
 
@@ -91,7 +91,7 @@ def last_id(shard: Shard) -> str | None:
 def read(
     shard: Shard, wanted: DeadLetterFilter, last: str | None = None, *, newest_first: bool = False
 ) -> Iterator[DeadLetter]:
-    """The wanted dead letters, up to the id `last`, page by page. Raises redis.RedisError."""
+    """The selected dead letters up to the id `last`, page by page. Raises redis.RedisError."""
     end = b"+" if last is None else last.encode()
     for entry, fields in streams.read(shard, shard.keys.dead_letters, b"-", end, backwards=newest_first):
         letter = _letter(shard, entry, fields)
@@ -100,13 +100,13 @@ def read(
 
 
 def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
-    """The existing dead letters among these ids. Raises redis.RedisError."""
+    """The dead letters with these ids, as far as they exist. Raises redis.RedisError."""
     found = (streams.exactly(shard.client, shard.keys.dead_letters, part) for part in batches(ids, PAGE))
     return [_letter(shard, *row) for part in found for rows in part for row in rows]
 
 
 def count(shard: Shard) -> tuple[Counter[str], bool]:
-    """By endpoint, how many are among the first COUNT_LIMIT, and whether these are all. Raises redis.RedisError."""
+    """The first COUNT_LIMIT dead letters by endpoint, and whether these are all. Raises redis.RedisError."""
     counts: Counter[str] = Counter()
     for number, (_, fields) in enumerate(streams.read(shard, shard.keys.dead_letters)):
         if number == COUNT_LIMIT:
@@ -116,18 +116,18 @@ def count(shard: Shard) -> tuple[Counter[str], bool]:
 
 
 def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
-    """Why, by these settings, a replay would not reach the endpoint; empty if a replay would."""
+    """Why a replay would not reach its endpoint with these settings; empty if it would."""
     for endpoint in endpoints:
         if endpoint.name == letter.endpoint:
             wants = endpoint.tenants is None or letter.tenant in [tenant.encode() for tenant in endpoint.tenants]
-            return "" if wants else "the endpoint asks for this tenant's events no more"
-    return "there is no such endpoint in the configuration any more"
+            return "" if wants else "the endpoint no longer selects this tenant"
+    return "the endpoint is no longer configured"
 
 
 def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
     """
-    Have each of these letters delivered again: letter by letter, the event replaces the letter in one step. Raises
-    redis.RedisError: if the connection fails half-way, some letters are replayed and gone, and the others stay.
+    Replace each of these letters by its event, one atomic step per letter. Raises redis.RedisError. If the connection
+    fails halfway, some letters are replayed and the rest stay.
     """
     script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
     replies = script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids])
@@ -135,7 +135,7 @@ def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
 
 
 def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
-    """Remove these letters. False: another command has replayed or dropped the letter. Raises redis.RedisError."""
+    """Remove these letters. False if a letter was already replayed or dropped. Raises redis.RedisError."""
     replies = run_commands(shard.client, (("XDEL", shard.keys.dead_letters, letter_id) for letter_id in ids))
     return [bool(removed) for removed in accepted(replies)]
 

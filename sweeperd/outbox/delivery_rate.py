@@ -2,27 +2,24 @@
 
 from collections import deque
 
-#: The longest window, seconds, and how many events are enough for a shorter window.
+#: The longest window, seconds, and the number of events that allows a shorter one.
 WINDOW, COUNTED = 60.0, 2000
-#: If a window is shorter, seconds, there is no rate.
+#: The shortest window that gives a rate, seconds.
 SHORTEST = 0.5
 
 
 class DeliveryRate:
-    """
-    The samples of one endpoint in one process: a time (monotonic, seconds) and how many events were delivered so far.
-    A single thread adds samples, others may read the rate.
-    """
+    """The rate over a sliding window. One thread adds samples, others may read the rate."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, int]] = deque()
-        #: Events per second, and over how many seconds. 0.0 seconds: not known yet.
+        #: Events per second, and the window in seconds. A window of 0.0 means that the rate is not known yet.
         self.per_second, self.window_seconds = 0.0, 0.0
 
     def add(self, now: float, delivered: int) -> None:
         """
-        Add a sample. The rate is then over the last WINDOW seconds, or over the last COUNTED events if these took less
-        time.
+        Add the number of events delivered so far at the monotonic time `now`. The window is the last WINDOW seconds, or
+        the last COUNTED events if those took less time.
         """
         samples = self._samples
         samples.append((now, delivered))

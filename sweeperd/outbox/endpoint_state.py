@@ -1,4 +1,4 @@
-"""The state of each endpoint, shared by all replicas: paused, muted, and the circuit and the rate of each process."""
+"""Stores whether an endpoint is paused or muted, for all replicas."""
 
 from typing import Self
 
@@ -10,27 +10,27 @@ from sweeperd.store.shard import Shard
 
 class EndpointState(Note):
     """
-    Paused, by a 410 or by an operator, or muted by `Retry-After`. Each delivering process reads the state every few
-    seconds. Times are ms on Redis's clock.
+    Whether an endpoint is paused (by a 410 or an operator) or muted (by `Retry-After`). Every delivering process reads
+    the state every few seconds. Times are ms on Redis's clock.
     """
 
-    #: When and why the endpoint was paused. Nothing is sent until an operator resumes the endpoint.
+    #: When and why the endpoint was paused. Nothing is sent until an operator resumes it.
     paused_at: int | None = None
     reason: str = ""
-    #: Until when nothing is sent, because the receiver asked for a pause.
+    #: When the mute ends.
     muted_until: int = 0
-    #: How long the mute lasts, ms: if the clock is set back, the mute ends no later than this from then on. 0: unknown.
+    #: The length of the mute, ms; 0 if unknown. If the clock is set back, the mute lasts this long from then on.
     mute_ms: int = 0
 
     @classmethod
     def mute(cls, now_ms: int, seconds: float) -> Self:
-        """Nothing is sent for this many seconds from `now_ms` on."""
+        """A mute for this many seconds from `now_ms` on."""
         mute_ms = int(seconds * 1000)
         return cls(muted_until=now_ms + mute_ms, mute_ms=mute_ms)
 
     @property
     def paused(self) -> bool:
-        """Nothing is sent, and events wait, until an operator resumes the endpoint."""
+        """Whether events wait until an operator resumes the endpoint."""
         return self.paused_at is not None
 
     def resting(self, now_ms: int) -> bool:
@@ -39,7 +39,7 @@ class EndpointState(Note):
 
 
 class EndpointStateStore:
-    """`sweeperd:endpoints`: the state of each endpoint for all replicas. No entry: neither paused nor muted."""
+    """`sweeperd:endpoints`: the state of each endpoint that is paused or muted."""
 
     def __init__(self, shard: Shard, announcements: Announcements | None = None) -> None:
         self._set_state = Script("delivery/set_state")
@@ -56,27 +56,27 @@ class EndpointStateStore:
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """
-        Write a state for all replicas, at maxmemory too. A mute ends neither a pause nor a longer mute; a state that is
-        neither ends a mute. Returns the state now in Redis. Raises redis.RedisError.
+        Write a state, even at maxmemory. A mute ends neither a pause nor a longer mute; a state that is neither ends a
+        mute. Returns the resulting state. Raises redis.RedisError.
         """
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
         call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
         return self._parse(self._set_state.run(self._client, call))
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
-        """Stop sending to an endpoint, on all replicas, until `resume`. Raises redis.RedisError."""
+        """Stop sending on all replicas until `resume`. Raises redis.RedisError."""
         return self.write(endpoint, EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, endpoint: str, seconds: float) -> EndpointState:
-        """Send nothing for so many seconds, on all replicas. Raises redis.RedisError."""
+        """Stop sending on all replicas for this many seconds. Raises redis.RedisError."""
         return self.write(endpoint, EndpointState.mute(self._clock.now_ms(), seconds))
 
     def resume(self, endpoint: str) -> bool:
-        """Send again, on all replicas. False if the endpoint was neither paused nor muted. Raises redis.RedisError."""
+        """Send again on all replicas. False if the endpoint was neither paused nor muted. Raises redis.RedisError."""
         return bool(self._client.hdel(self._key, endpoint))
 
     def _parse(self, entry: bytes) -> EndpointState:
-        # If the entry cannot be read, to wait is better than to send to a paused receiver.
+        # An unreadable entry counts as paused, because the receiver may be.
         return EndpointState.parse(entry) or EndpointState(
             paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read"
         )

@@ -13,91 +13,91 @@ from sweeperd.config import Format
 from sweeperd.store.streams import milliseconds
 from sweeperd.text import decode, decode_list, timestamp, whole
 
-#: The type of an event without a type: the expiry of a reservation.
+#: The type of an event without the field `type`.
 EVENT_TYPE = "reservation.expired"
-#: The prefix, in the stream, of the fields of a configured kind.
+#: The prefix of a configured kind's own fields in the stream.
 DATA = b"data."
 
-#: The fields of one entry of the outbox.
+#: The fields of a stream entry.
 Fields = dict[bytes, bytes]
 #: The fields of an expired reservation, in the order of expire.lua.
 EXPIRY_FIELDS = (
     b"id tenant scope unit amount created_at expires_at expired_at grace_ms extensions missing closed trace_id".split()
 )
 
-#: The last field of an expired reservation with `events.balances`: JSON, scope to `remaining` and `reserved`.
+#: With `events.balances`, the last field of an expired reservation: JSON, scope -> `remaining` and `reserved`.
 BALANCES = b"balances"
 
-#: The field of a replayed event: the only endpoint to receive the event. Such an entry is no expiry.
+#: In the replay of a dead letter, the only endpoint to receive the event. Such an entry is not an expiry.
 ONLY_FOR = b"only_for"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
-#: The ASCII character beyond the printable characters, escaped by the standard library, but not by orjson.
+#: The only ASCII character that the standard library escapes and orjson does not.
 _DELETE = b"\x7f"
-#: As the traces of OpenTelemetry are written.
+#: Matches a trace id of OpenTelemetry.
 _is_trace_id = re.compile(rb"[0-9a-f]{32}").fullmatch
 
 
 class OutboxEntry(NamedTuple):
-    """One event taken by a group. A plain tuple: after an outage there are millions of entries."""
+    """An event that a consumer group has read. A plain tuple, because an outage leaves millions of them."""
 
     id: bytes
-    #: How many times the event was taken for delivery, this time included.
+    #: The delivery number, from 1.
     deliveries: int
-    #: Names and values of the fields in turn, as in Redis's reply; empty if the event is in the stream no more.
+    #: Field names and values in turn, as Redis replies; empty if the event was trimmed from the stream.
     pairs: Sequence[bytes]
-    #: If the event was refused alone, the event travels alone from then on.
+    #: Whether the event was rejected on its own, so that no batch includes it any more.
     alone: bool = False
-    #: The length of names and values, bytes.
+    #: The total length of names and values, bytes.
     size: int = 0
 
     @classmethod
     def of(cls, entry: bytes, deliveries: int, fields: Fields, alone: bool = False) -> "OutboxEntry":
-        """The entry with this id and these fields."""
+        """Build an entry from its fields."""
         pairs = [part for pair in fields.items() for part in pair]
         return cls(entry, deliveries, pairs, alone, len(b"".join(pairs)))
 
     @property
     def fields(self) -> Fields:
-        """The fields as a dict, made at each call: costs as much as the rest of a read."""
+        """The fields as a new dict. Building it costs as much as the rest of a read."""
         return dict(zip(*[iter(self.pairs)] * 2, strict=True))
 
     @property
     def is_plain_expiry(self) -> bool:
-        """Whether the fields are exactly EXPIRY_FIELDS, as for nearly all events. BALANCES may follow."""
+        """Whether the fields are exactly EXPIRY_FIELDS, optionally with BALANCES, as in nearly all events."""
         names = self.pairs[::2]
         return names == EXPIRY_FIELDS or (names[-1:] == [BALANCES] and names[:-1] == EXPIRY_FIELDS)
 
     @property
     def added_ms(self) -> int:
-        """When the event was added, ms on Redis's clock: the first half of the id."""
+        """When the event was added, ms on Redis's clock."""
         return milliseconds(self.id)
 
     @property
     def only_for(self) -> str | None:
-        """If an operator has replayed the event, the only endpoint to receive the event; None: every endpoint."""
+        """The only endpoint to receive a replayed event; None for every endpoint."""
         names = self.pairs[::2]
         return decode(self.pairs[2 * names.index(ONLY_FOR) + 1]) if ONLY_FOR in names else None
 
 
 class Message(NamedTuple):
-    """An event, ready to be sent. `body`: JSON in the format of the endpoint."""
+    """An encoded event. `body`: JSON in the format of the endpoint."""
 
     event_id: str
     event_type: str
     trace_id: str
     body: bytes
-    #: The event's place in the stream, sortable as text; empty if the event is in no stream.
+    #: The event's position in the stream, sortable as text; empty if the event is not in a stream.
     sequence: str = ""
 
     def __repr__(self) -> str:
-        # The body stays out of logs.
+        # Keeps the body out of logs.
         return f"Message({self.event_id})"
 
 
 def message(origin: bytes, fields: Fields) -> Message:
     """
-    The webhook of an entry of the event stream, in the format `event`, without balances. `origin` identifies the shard.
-    If a field is absent or malformed, the body has no such field.
+    Encode an entry in the format `event`, without balances. `origin` identifies the shard. Missing and malformed fields
+    are omitted.
     """
     if BALANCES in fields:
         fields = {name: value for name, value in fields.items() if name != BALANCES}
@@ -105,17 +105,17 @@ def message(origin: bytes, fields: Fields) -> Message:
 
 
 def encode(form: Format, shard: str, origin: bytes, sequence: str, fields: Fields) -> Message:
-    """The same in this format, with the event's place in the stream of its shard."""
+    """Like `message`, in this format and with the event's position in its stream."""
     name = event_id(origin, fields)
     return Message(name, event_type(fields), trace_id(fields), as_json(form, shard, name, sequence, fields), sequence)
 
 
 def as_json(form: Format, shard: str, event_id: str, sequence: str, fields: Fields) -> bytes:
     """
-    The body of an event with this id, as JSON in ASCII: what is not ASCII is escaped.
+    Encode the body of an event as ASCII-only JSON.
 
-    orjson writes most bodies, in a twentieth of the standard library's time. The standard library writes what orjson
-    cannot write in the same bytes: other characters, a number beyond 64 bits, the JSON of an event that is no expiry.
+    orjson takes a twentieth of the standard library's time and encodes most bodies. The standard library takes over if
+    orjson's bytes would differ: other characters, numbers beyond 64 bits, the data of operational events.
     """
     event = _BUILDERS[form](shard, event_id, sequence, fields)
     if b"data" not in fields:
@@ -155,34 +155,34 @@ def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> di
             "subject": _text(fields, b"id"),
             "time": _time(fields, b"expired_at") or _time(fields, b"at"),
             "datacontenttype": "application/json",
-            "sequence": sequence or None,  # an event that is in no stream has none
+            "sequence": sequence or None,  # None if the event is not in a stream
             "data": _known({"tenant_id": _text(fields, b"tenant")}) | _data(fields),
         }
     )
 
 
-#: Shard, event id, sequence and the fields of an entry to the event as it stands in JSON.
+#: Builds the JSON object of an event from shard, event id, sequence and fields.
 _Builder = Callable[[str, str, str, Fields], dict[str, Any]]
 _BUILDERS: dict[Format, _Builder] = {"event": _event, "cloudevents": _cloud_event}
 
 
 def event_type(fields: Fields) -> str:
-    """The type of an event, by default EVENT_TYPE."""
+    """The type of an event."""
     return _text(fields, b"type") or EVENT_TYPE
 
 
 def is_expiry(fields: Fields) -> bool:
-    """Whether something expired. All other events are about the sweep or about deliveries."""
+    """Whether the event is an expiry. All others are operational events."""
     return event_type(fields).endswith(".expired")
 
 
 def category(fields: Fields) -> str:
-    """The category of an event: the type up to the dot; for a configured kind the name of the kind."""
+    """The category of an event: its type up to the first dot. For a configured kind this is the kind's name."""
     return event_type(fields).partition(".")[0]
 
 
 def _data(fields: Fields) -> dict[str, Any]:
-    if b"data" in fields:  # an event that is no expiry
+    if b"data" in fields:  # an operational event
         try:
             data = json.loads(fields[b"data"])
         except ValueError:
@@ -192,7 +192,7 @@ def _data(fields: Fields) -> dict[str, Any]:
 
 
 def _kind_data(fields: Fields) -> dict[str, Any]:
-    """The data of a configured kind: the fields of the kind as texts, and the fields of every kind."""
+    """The data of an expired entry of a configured kind: its own fields as text, and the fields of every kind."""
     own = {decode(name.removeprefix(DATA)): decode(value) for name, value in fields.items() if name.startswith(DATA)}
     return own | _known(
         {
@@ -231,26 +231,26 @@ def _known(values: dict[str, Any]) -> dict[str, Any]:
 
 def event_id(origin: bytes, fields: Fields) -> str:
     """
-    The same for every attempt, endpoint and replica, because the id is a hash of the reservation and the expiry only.
-    If a reservation id is used again, the expiry has another time, and so the event has another id. For a configured
-    kind the name is hashed too: two kinds may use the same id.
+    The id of an event: a hash of the entry and the time of its expiry, so that every attempt, endpoint and replica
+    sends the same id, and a reused reservation id gets a new one. The hash includes the name of a configured kind,
+    because two kinds may use the same entry id.
     """
     parts = [origin, fields.get(b"tenant", b""), fields.get(b"id", b""), fields.get(b"expired_at", b"")]
     if b"kind" in fields:
         parts.append(fields[b"kind"])
-    if b"data" in fields:  # no expiry: content and time make the event unique
+    if b"data" in fields:  # an operational event is identified by its content and time
         parts += [fields.get(b"type", b""), fields.get(b"at", b""), fields[b"data"]]
     hashed = b"".join(map(hash_part, parts))
     return "evt_" + hashlib.sha256(hashed).hexdigest()[:32]
 
 
 def hash_part(part: bytes) -> bytes:
-    """A part of the hashed bytes, after the length of the part: so no other parts make the same bytes."""
+    """One part of a hash, prefixed with its length so that different parts never give the same bytes."""
     return len(part).to_bytes(4, "big") + part
 
 
 def trace_id(fields: Fields) -> str:
-    """The trace of the sweep that made the event; empty if there is none, or if the field is no trace id."""
+    """The trace id of the tick that produced the event; empty if missing or malformed."""
     found = fields.get(b"trace_id", b"")
     return found.decode() if _is_trace_id(found) else ""
 
@@ -267,7 +267,7 @@ def _list(fields: Fields, name: bytes) -> tuple[str, ...] | None:
 
 
 def _balances(fields: Fields) -> dict[str, dict[str, int]] | None:
-    """Scope to amounts after the release. Absent without `events.balances`."""
+    """Scope -> amounts after the release; None without `events.balances`."""
     if BALANCES not in fields:
         return None
     try:
@@ -287,8 +287,5 @@ def _time(fields: Fields, name: bytes) -> str | None:
 
 @functools.lru_cache(maxsize=1024)
 def moment(value: bytes) -> str | None:
-    """
-    The RFC 3339 of a field in ms; None if the field is no time. Cached: an event has the time of its expiry several
-    times, and so have the next events.
-    """
+    """RFC 3339 of a field in ms; None if malformed. Cached, because an event and the ones after it repeat a time."""
     return timestamp(whole(value))

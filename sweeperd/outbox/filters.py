@@ -1,9 +1,9 @@
 """
-Notes of the processes that deliver about the filters of their endpoints.
+Shares the filters of the endpoints among all delivering processes.
 
-Two processes with the same consumer group may have different filters, because a rolling update replaces one after the
-other. An event that no living process wants is acknowledged. An event that only the filter of another living process
-wants gets the owner `(released:<digest>)`, and only a process with this filter takes it.
+During a rolling update, processes with the same consumer group may have different filters. An event that no living
+process wants is acknowledged. An event that only another living process wants gets the owner `(released:<digest>)`, and
+only a process with that filter claims it.
 """
 
 import hashlib
@@ -24,18 +24,18 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, span
 
-#: The start of the owner of released events.
+#: The prefix of the owner of released events.
 RELEASED = b"(released:"
-#: Filters that differ for longer, seconds, are reported: a rolling update of one process takes less.
+#: How long filters may differ before they are reported, seconds. A rolling update of one process takes less.
 LONG = 60.0
-#: If the time between two calls is longer than this part of `Timing.take_over_after`, Redis may not have answered.
+#: If more than this part of `Timing.take_over_after` passes between two calls, Redis may have been unavailable.
 PAUSE = 0.4
 
 
 class FilterNote(Note):
-    """The filter of one endpoint. None selects everything."""
+    """The filter of one endpoint as noted in Redis. None selects everything."""
 
-    #: Processes with the same filter note the same digest, also if a later version notes more than these three.
+    #: Identifies the filter, even if a later version notes more than these three fields.
     digest: str
     tenants: list[str] | None = None
     events: list[str] | None = None
@@ -43,7 +43,7 @@ class FilterNote(Note):
 
     @classmethod
     def of(cls, endpoint: Selection) -> Self:
-        """The note about the settings of an endpoint. The order of names does not matter."""
+        """The note for these settings. The order of names does not matter."""
         names = {"tenants": endpoint.tenants, "events": endpoint.events, "scopes": endpoint.scopes}
         filters = {name: sorted(set(some)) for name, some in names.items() if some is not None}
         text = json.dumps(filters, sort_keys=True)
@@ -51,7 +51,7 @@ class FilterNote(Note):
 
     @property
     def owner(self) -> bytes:
-        """The owner of events that wait for a process with this filter."""
+        """The owner of events released for a process with this filter."""
         return RELEASED + self.digest.encode() + b")"
 
 
@@ -60,19 +60,19 @@ _NOTES = pydantic.TypeAdapter(dict[str, FilterNote])
 
 @dataclass(frozen=True, slots=True)
 class ProcessFilters:
-    """The note of one process: endpoint -> filter."""
+    """The filters of one process by endpoint."""
 
     process: str
-    #: Since when the filters are as they are, ms on Redis's clock.
+    #: When the filters last changed, ms on Redis's clock.
     since_ms: int
     filters: Mapping[str, FilterNote]
 
 
 @dataclass(frozen=True, slots=True)
 class LivingFilters:
-    """The filters of all living processes, as noted in Redis."""
+    """The filters of all living processes."""
 
-    #: `<number>@<ms>`, see note_filters.lua; empty: there are no notes.
+    #: `<number>@<ms>`, see note_filters.lua; empty without any notes.
     version: bytes = b""
     processes: tuple[ProcessFilters, ...] = ()
     #: Endpoint -> owner of released events -> filter.
@@ -80,7 +80,7 @@ class LivingFilters:
 
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> Self:
-        """From the fields of `sweeperd:filters`. A note that cannot be read selects nothing."""
+        """From the fields of `sweeperd:filters`. An unreadable note is skipped."""
         processes, by_endpoint = [], dict[str, dict[bytes, EventFilter]]()
         for name, text in sorted(fields.items()):
             kind, _, process = name.partition(b":")
@@ -98,14 +98,14 @@ class LivingFilters:
 
     @property
     def number(self) -> int:
-        """Rises with each change. If the number is lower than before, Redis has lost notes."""
+        """Increases with each change. A lower number than before means that Redis has lost notes."""
         number = self.version.partition(b"@")[0]
         return int(number) if number.isdigit() else 0
 
     def difference(self, endpoint: str, now_ms: int) -> str:
         """
-        For how long processes have had different filters for this endpoint, and which processes, by filter. Empty if
-        they have the same filter, or if the newest of the filters is younger than LONG. `now_ms`: Redis's clock.
+        How long processes have had different filters for this endpoint, and which ones. Empty if all have the same
+        filter, or if they have differed for less than LONG. `now_ms`: Redis's clock.
         """
         found = dict[str, list[ProcessFilters]]()
         for each in sorted(self.processes, key=lambda each: each.since_ms):
@@ -126,9 +126,9 @@ def read_filters(shard: Shard) -> LivingFilters:
 
 class Filters:
     """
-    Notes the filters of one process in Redis, and knows the filters of all living processes. Threads may share it.
+    Publishes the filters of one process, and caches those of all living processes. Thread-safe.
 
-    `endpoints`: empty if the process delivers nothing, so that it notes nothing.
+    `endpoints`: empty for a process that does not deliver, and so publishes nothing.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class Filters:
         self._updating = threading.Lock()
         self._next_at = 0.0
         self._known = LivingFilters()
-        #: The filters known before Redis lost notes, and until when they count (monotonic).
+        #: The filters known before Redis lost notes, and until when to use them (monotonic).
         self._lost, self._lost_until = LivingFilters(), 0.0
 
     def update(self) -> None:
-        """When due, note the filters: before the first event is taken, and every few seconds. Raises RedisError."""
+        """Publish the filters if due: before the first read, then every few seconds. Raises redis.RedisError."""
         if not self._own or self._timing.clock() < self._next_at:
             return
         with self._updating:
@@ -159,35 +159,35 @@ class Filters:
             self._next_at = self._timing.clock() + self._timing.heartbeat_every
 
     def refresh(self) -> LivingFilters:
-        """Read the notes of all processes. Raises redis.RedisError."""
+        """Read the filters of all processes. Raises redis.RedisError."""
         with self._updating:
             self._read(noted=bool(self._next_at))
         return self._known
 
     def leave(self) -> None:
-        """The process takes no more events. Raises redis.RedisError."""
+        """Remove this process's filters when it stops reading. Raises redis.RedisError."""
         if self._own and self._next_at:
             self._run("")
 
     @property
     def known(self) -> LivingFilters:
-        """The notes as last read."""
+        """The filters as last read."""
         return self._known
 
     def others(self, endpoint: str) -> dict[bytes, EventFilter]:
-        """The filters of living processes, by owner of released events, that differ from the filter of this process."""
+        """The different filters of other living processes, by the owner of their released events."""
         own = self._own.get(endpoint)
         return {owner: each for owner, each in self._living(endpoint).items() if own is None or owner != own.owner}
 
     def owner_for(self, subscription: Subscription, entry: OutboxEntry) -> bytes | None:
-        """The owner for an unwanted event if the filter of another living process wants it; None if no filter does."""
+        """The new owner of an event that only another living process wants; None if none does."""
         for owner, other in self.others(subscription.endpoint).items():
             if subscription.takes(entry.id, entry.fields, other):
                 return owner
         return None
 
     def may_take(self, endpoint: str, owner: bytes) -> bool:
-        """Whether a released event waits for this process, or for a filter that no living process has any more."""
+        """Whether a released event is for this process, or for a filter that no living process has any more."""
         own = self._own.get(endpoint)
         return (own is not None and owner == own.owner) or owner not in self._living(endpoint)
 
@@ -206,6 +206,6 @@ class Filters:
         found = read_filters(self._shard)
         missing = noted and all(each.process != self._process for each in found.processes)
         if found.number < self._known.number or missing:
-            # A fail-over or a flush: the processes note their filters again within a few seconds.
+            # After a failover or a flush, every process publishes its filters again within seconds.
             self._lost, self._lost_until = self._known, self._timing.clock() + self._timing.take_over_after
         self._known = found

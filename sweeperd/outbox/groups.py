@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The owner of events that wait for their next delivery.
+#: The owner of events that wait for a retry.
 PARKED = b"(parked)"
-#: The same for events that were refused alone: no other event shares their request.
+#: The owner of events that wait for a retry outside of a batch, because they were rejected on their own.
 PARKED_ALONE = b"(parked alone)"
-#: How many pending events change their owner in one command, while other clients wait: 0.8 ms on Redis 7.0.
+#: How many pending events one command claims. It blocks other clients for 0.8 ms on Redis 7.0.
 CLAIM_COUNT = 100
-#: The idle time of an event that any process may take at once, ms: longer than every wait.
+#: The idle time of an event that any process may claim at once, ms. It exceeds every back-off.
 LONG_IDLE_MS = 10**10
-#: How many groups one call of the script looks at, while other clients wait.
+#: How many groups one call of the script checks while it blocks other clients.
 GROUPS_COUNT = 100
-#: By default, if only the note knows the position of a group: how far back the group begins at most, ms.
+#: How far back a lost group starts by default if only its note has the position, ms.
 MAX_AGE_MS = 72 * 3_600_000
 
 
 def is_waiting(owner: bytes) -> bool:
-    """Whether the owner of a pending event is not a process: the event is parked or released."""
+    """Whether an event with this owner is parked or released, so that no process has it in hand."""
     return owner in (PARKED, PARKED_ALONE) or owner.startswith(RELEASED)
 
 
-#: What is wrong with a group, by the outcome of keep_groups.lua.
+#: The warning for each outcome of keep_groups.lua.
 _TOLD = {
     b"remade": "a consumer group was lost and is made again",
     b"rewound": "parked events were removed from a consumer group; it reads again from its position",
@@ -53,16 +53,15 @@ _TOLD = {
 
 class Trimmed(NamedTuple):
     removed: int
-    #: For each named group about how many of the removed events the group had not acknowledged.
+    #: Named group -> roughly how many of the removed events it had not acknowledged.
     unread: dict[str, int]
 
 
 class ConsumerGroups:
     """
-    The groups of one shard's event stream: makes groups, removes the consumers of dead processes, and trims the stream
-    to the events that a group still needs. `consumer`: the name of this process in the groups. `max_age_ms`: how far
-    back a group begins at most, if only the note knows the position. `remade`: counts the groups that were lost and
-    made again. All methods raise redis.RedisError.
+    The consumer groups of one shard's event stream. `consumer`: the name of this process in the groups. `max_age_ms`:
+    how far back a lost group starts if only its note has the position. `remade`: counts the recreated groups. All
+    methods raise redis.RedisError.
     """
 
     def __init__(
@@ -84,29 +83,29 @@ class ConsumerGroups:
         self._leave = Script("delivery/leave")
         self._make_due = Script("delivery/make_due")
         self._keep_groups = Script("delivery/keep_groups")
-        #: Up to here each group has acknowledged every event. If a group is made again, the group starts here.
+        #: Group -> the id up to which it has acknowledged every event, where it starts if it is recreated.
         self.positions: dict[str, StreamId] = {}
-        #: The groups known to exist. If a call to make a group fails, the group has a position, but is not seen.
+        #: The groups known to exist. A group that could not be created has a position but is not seen.
         self._seen: set[str] = set()
-        #: Held while groups are made. Else a second thread might take a new group for an old one, and make the group
-        #: without the note about a begin in the past.
+        #: Held while groups are created. Otherwise a second thread might take a new group for an existing one, and
+        #: create it without the note that it starts in the past.
         self._making = threading.Lock()
 
     def keep(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, int]:
         """
-        If a group is missing, make the group, at maxmemory too. If a position has moved, renew the note. `wanted`:
-        group -> the start of the group if there is no note.
+        Create the missing groups, even at maxmemory, and update the notes of positions that have moved. `wanted`: group
+        -> where it starts if there is no note.
 
-        If a group is lost, the group starts again at the first event not acknowledged: some events are delivered again,
-        and no event is passed over. If this process has not seen the group, the note has the position, but `max_age_ms`
-        back at most, and the age of events counts from now.
+        A lost group restarts at the first unacknowledged event, so some events are delivered twice, and none is lost.
+        If this process has not seen the group, it restarts at the noted position, up to `max_age_ms` back, and the age
+        of its events counts from now.
 
-        If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group reads again from the last
-        noted position.
+        If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group rewinds to the last noted
+        position.
 
-        If the start is an id, the group belongs to a replay: when the replay has ended, no group is made.
+        A start that is an id belongs to a replay. Its group is not created again after the replay has ended.
 
-        Returns for each group when the group was made, ms, if the group began in the past; else 0.
+        Returns for each group when it was created, ms, if it started in the past, else 0.
         """
         with self._making:
             asked, made_at, names = self._asked(wanted), dict[str, int](), list(wanted)
@@ -130,22 +129,22 @@ class ConsumerGroups:
         return self.keep({group: start})[group]
 
     def adopt(self, before: "ConsumerGroups", groups: Collection[str]) -> None:
-        """Take over the positions of these groups from another object of this shard."""
+        """Copy the positions of these groups from the object used before a reload."""
         self.positions |= {group: position for group, position in before.positions.items() if group in groups}
         self._seen |= before._seen.intersection(groups)
 
     def forget(self, group: str) -> None:
-        """Forget a group that is not needed any more."""
+        """Forget a group that is no longer needed."""
         self.positions.pop(group, None)
         self._seen.discard(group)
 
     def held_elsewhere(self, group: str) -> bool:
-        """Whether another process, alive or dead, has events in hand."""
+        """Whether another process, living or dead, has events in hand."""
         summary = self._client.xpending(self._key, group)
         return any(row["name"] != self._consumer and not is_waiting(row["name"]) for row in summary["consumers"])
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
-        """How many events, up to `count`, were added before `before_ms` and not taken by the group."""
+        """How many events added before `before_ms` the group has not read, up to `count`."""
         info = streams.groups(self._client, self._key).get(group.encode())
         if info is None:
             return 0
@@ -154,7 +153,7 @@ class ConsumerGroups:
         return len(cast(list[StreamRow], rows))
 
     def make_due(self, group: str) -> int:
-        """End the waits of all events without a process. Returns how many there are; 0 if the group is missing."""
+        """Make all parked and released events due now. Returns how many there are; 0 if the group is missing."""
         if group.encode() not in streams.groups(self._client, self._key):
             return 0
         consumers = self._client.xpending(self._key, group)["consumers"]
@@ -169,10 +168,9 @@ class ConsumerGroups:
         named_age_ms: int = 0,
     ) -> Trimmed:
         """
-        Remove events older than the retention, if every configured group has acknowledged them. The groups of other
-        programs hold events too: a `named` group for `named_age_ms` at most, each other group for `max_age_ms`. Redis
-        removes whole nodes of the stream, so a few older events stay. After `Timing.trim_for` the rest is left to the
-        next call.
+        Remove events that are older than the retention and acknowledged by every configured group. The groups of other
+        programs hold events too: a `named` group for up to `named_age_ms`, any other for up to `max_age_ms`. Redis
+        removes whole nodes of the stream, so a few older events stay. After `Timing.trim_for` the next call continues.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
@@ -190,10 +188,10 @@ class ConsumerGroups:
             if name in named:
                 read[name] = first
         for unmade in wanted - groups.keys():
-            # The group could not be made yet. When made, the group takes all events after its position.
+            # Once it can be created, this group reads all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
-        # Up to the position of each group that is left behind, then up to the end: if a step removes events beyond the
-        # position of a group, the group will never read them.
+        # One step for each group that is left behind, up to its position, then up to the end: a group never reads the
+        # events that a step removes beyond its position.
         removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
         for step in sorted({first for first in read.values() if first < keep_from} | {keep_from}):
             gone = self._trim_to(step, until)
@@ -203,7 +201,7 @@ class ConsumerGroups:
         return Trimmed(removed, unread)
 
     def _trim_to(self, keep_from: StreamId, until: float) -> int:
-        """XTRIM with `~` removes 10,000 entries at most, so a call never holds the server for long."""
+        """XTRIM with `~` removes up to 10,000 entries, so no call blocks the server for long."""
         removed = 0
         while count := int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True)):
             removed += count
@@ -212,7 +210,7 @@ class ConsumerGroups:
         return removed
 
     def oldest_unread_ms(self, group: str) -> int | None:
-        """When the oldest event was added that the group has not acknowledged, ms; None: no such event, or no group."""
+        """When the oldest unacknowledged event was added, ms; None without such an event or without the group."""
         info = streams.groups(self._client, self._key).get(group.encode())
         if info is None:
             return None
@@ -221,10 +219,7 @@ class ConsumerGroups:
         return milliseconds(rows[0][0]) if rows else None
 
     def leave(self, group: str, consumer: bytes | None = None) -> bool:
-        """
-        Remove a consumer (by default this process) from the group, unless the consumer still holds events. Returns
-        whether the consumer was removed; False if the group has gone.
-        """
+        """Remove a consumer, by default this process, unless it has pending events. Returns whether it was removed."""
         try:
             return bool(self._leave.run(self._client, Call([self._key], [group, consumer or self._consumer])))
         except redis.ResponseError as error:
@@ -233,7 +228,7 @@ class ConsumerGroups:
             raise
 
     def remove_silent(self, group: str) -> int:
-        """Remove the consumers of dead processes without events. Returns how many."""
+        """Remove the consumers of dead processes that have no pending events. Returns how many."""
         try:
             consumers = self._client.xinfo_consumers(self._key, group)
         except redis.ResponseError as error:
@@ -249,11 +244,11 @@ class ConsumerGroups:
         )
 
     def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
-        """The arguments of keep_groups.lua about each group."""
+        """The arguments of keep_groups.lua for each group."""
         unknown = [group for group in wanted if group not in self.positions]
         last = StreamId.parse(streams.last_id(self._client, self._key)) if unknown else START
         for group in unknown:
-            # Kept: if the group cannot be made now, a later call makes the group at this position.
+            # Remembered, so that a later call creates the group here if it cannot be created now.
             self.positions[group] = self._first_position(wanted[group], last)
         return {
             group: (group, str(self.positions[group]), _kind_of_group(start, seen=group in self._seen))
@@ -261,7 +256,7 @@ class ConsumerGroups:
         }
 
     def _first_position(self, start: Start | StreamId, last: StreamId) -> StreamId:
-        """A new group gets the events after this id. `last`: the last id of the stream."""
+        """The id after which a new group reads. `last`: the last id of the stream."""
         if isinstance(start, StreamId):
             return start
         if start == "now":
@@ -281,7 +276,7 @@ class ConsumerGroups:
             first = after(last[0])
 
     def _first_needed(self, group: str, info: dict[str, Any]) -> StreamId:
-        """The group has acknowledged every event up to this id."""
+        """The id up to which the group has acknowledged every event."""
         try:
             if info["pending"] and (first := self._client.xpending(self._key, group)["min"]):
                 return StreamId.parse(first).before
@@ -292,7 +287,7 @@ class ConsumerGroups:
 
 
 def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:
-    """The sort of group, for keep_groups.lua."""
+    """What keep_groups.lua has to know about the group."""
     if isinstance(start, StreamId):
         return "replay"
     if seen:

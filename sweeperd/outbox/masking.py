@@ -1,4 +1,4 @@
-"""Masks the secrets of an endpoint in everything that is logged or recorded about its requests."""
+"""Masks the secrets of an endpoint in logs and in recorded attempts."""
 
 import base64
 import functools
@@ -10,33 +10,30 @@ from urllib.parse import SplitResult, quote, quote_plus, unquote_to_bytes, urlsp
 from sweeperd.config import EndpointSettings
 from sweeperd.text import decode
 
-#: How much of the response's body is kept, characters.
+#: How much of a response body to keep, characters.
 ANSWER = 256
 HIDDEN = "***"
-#: How much of a signature is shown, characters.
+#: How much of a signature to show, characters.
 SIGNATURE_SHOWN = 12
-#: If a value is shorter (bytes), only the value beside the name is hidden: else half of a response might be hidden.
+#: A shorter value, in bytes, is masked only next to its name. Otherwise it would mask half of a response.
 SHORTEST_HIDDEN = 4
 
-#: Headers of a request without secrets. All others come from the configuration or the URL.
+#: Request headers without secrets. All others come from the configuration or the URL.
 _OPEN_HEADERS = {
     *("accept", "accept-encoding", "connection", "content-length", "content-type", "traceparent", "user-agent"),
     *("webhook-id", "webhook-timestamp", "x-sweeperd-sequence"),
     *("x-cycles-event-id", "x-cycles-event-type", "x-cycles-trace-id"),
 }
 _SIGNATURES = {"webhook-signature", "x-cycles-signature"}
-#: The characters that Go escapes in JSON and other languages do not.
+#: The characters that only Go escapes in JSON.
 _GO = {ord(character): f"\\u{ord(character):04x}" for character in "<>&"}
 
 
 class Masker:
-    """
-    Hides the secrets of one endpoint, and of the proxy named by the environment at the start. Threads may share a
-    masker.
-    """
+    """Masks the secrets of one endpoint and of the proxy that the environment names at startup. Thread-safe."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
-        from urllib.request import getproxies  # noqa: PLC0415 - few commands need it, and it takes memory
+        from urllib.request import getproxies  # noqa: PLC0415 - saves the memory of commands that never need it
 
         url = urlsplit(endpoint.url.get_secret_value())
         named = [*_query(url), *((name, value.get_secret_value()) for name, value in endpoint.headers.items())]
@@ -45,7 +42,7 @@ class Masker:
             secrets |= _proxy_credentials(proxy)
         for _, value in named:
             secrets |= _parts(value)
-        # A key is never sent, but a receiver may know the key and answer with the key.
+        # A key is never sent, but a receiver knows it and may echo it.
         for key in endpoint.secrets:
             text = key.get_secret_value()
             secrets |= {text, re.sub("^wh(sec|sk)_", "", text)}
@@ -54,15 +51,15 @@ class Masker:
         self._short = [_beside(name, value) for name, value in named if 0 < len(value) < SHORTEST_HIDDEN]
 
     def header(self, name: str, value: str) -> str:
-        """The value of a header of a request, masked."""
+        """The masked value of a request header."""
         if name.lower() in _SIGNATURES:
             return " ".join(f"{part[:SIGNATURE_SHOWN]}…" for part in value.split())
         return value if name.lower() in _OPEN_HEADERS else HIDDEN
 
     def text(self, text: str, sent: Mapping[str, str], *, cut: bool = False) -> str:
         """
-        A text from the response to a request with the headers `sent`, masked. `cut`: more followed, so the text may end
-        with the beginning of a secret.
+        Mask a text from the response to a request with the headers `sent`. `cut`: the text was truncated, so it may end
+        within a secret.
         """
         if len(text.encode()) < SHORTEST_HIDDEN and not self._short:
             return text
@@ -81,12 +78,12 @@ class Masker:
         return _without(text, spans) if spans else text
 
     def answer(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str]) -> str:
-        """The first ANSWER characters of the body of a response, masked."""
-        longest = ANSWER * 4  # bytes of that many characters in UTF-8
+        """The first ANSWER characters of a response body, masked."""
+        longest = ANSWER * 4  # the most bytes of that many characters
         return self.body(body[:longest], sent, answered, cut=len(body) > longest)[:ANSWER]
 
     def body(self, body: bytes, sent: Mapping[str, str], answered: Mapping[str, str], *, cut: bool = False) -> str:
-        """The body of a response with the headers `answered`, masked. `cut`: only the beginning of the body."""
+        """Mask the body of a response with the headers `answered`. `cut`: the body was truncated."""
         if not body:
             return ""
         coding = {name.lower(): value for name, value in answered.items()}.get("content-encoding")
@@ -96,7 +93,7 @@ class Masker:
 
 
 def _query(url: SplitResult) -> Iterator[tuple[str, str]]:
-    """Names and values. If a parameter has no value, the name counts as a value without a name."""
+    """Names and values of the parameters. A parameter without a value counts as a value without a name."""
     for part in {*url.query.split("&"), *re.split("[&;]", url.query)}:
         name, equals, value = part.partition("=")
         yield (name, value) if equals else ("", name)
@@ -110,7 +107,7 @@ def _credentials(url: SplitResult) -> set[str]:
 
 
 def _proxy_credentials(proxy: str) -> set[str]:
-    """The proxy of the environment may lack a scheme, or be no URL at all."""
+    """The environment's proxy may lack a scheme, or not be a URL."""
     try:
         return _credentials(urlsplit(proxy if "://" in proxy else f"http://{proxy}"))
     except ValueError:
@@ -119,8 +116,8 @@ def _proxy_credentials(proxy: str) -> set[str]:
 
 def _parts(value: str) -> set[str]:
     """
-    The value of a parameter or of a header, and the parts that a receiver may repeat alone: a token without `Bearer`,
-    user and password of `Basic`, a cookie without the name.
+    A value of a parameter or header, and its parts that a receiver may echo alone: a token without `Bearer`, the user
+    and the password of `Basic`, a cookie without its name.
     """
     words, pieces = re.split("[ \t]+", value), re.split("[ \t;,]+", value)
     scheme = len(words) > 1 and words[0].isalpha()
@@ -137,7 +134,7 @@ def _parts(value: str) -> set[str]:
 
 
 def _beside(name: str, value: str) -> re.Pattern[str]:
-    """Finds a short value beside its name: `name=value`, `"Name": "value"`, `NAME%3Dvalue`."""
+    """Matches a short value next to its name: `name=value`, `"Name": "value"`, `NAME%3Dvalue`."""
     if not name:
         return re.compile(rf"\?({re.escape(value)})(?![0-9A-Za-z])")
     beside = "[-_ +]".join(map(re.escape, re.split("[-_ +]", name)))
@@ -147,8 +144,8 @@ def _beside(name: str, value: str) -> re.Pattern[str]:
 @functools.lru_cache(maxsize=256)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
     """
-    The forms of these secrets in a text: as they are, percent-encoded, escaped for JSON and HTML, and in base64. If a
-    secret is too short, it has no form. Each form costs time in each text that is masked.
+    The forms of these secrets in a text: verbatim, percent-encoded, escaped for JSON and HTML, and in base64. Too short
+    secrets have none. Every form costs time in every masked text.
     """
     texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
     long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
@@ -161,13 +158,13 @@ def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
 
 
 def _unquoted(secret: str) -> str:
-    """The form that the receiver of a URL gets."""
+    """The secret as the receiver of a URL decodes it."""
     return decode(unquote_to_bytes(secret))
 
 
 def _escaped(text: str) -> Iterator[str]:
-    """The forms that frameworks write."""
-    import html  # noqa: PLC0415 - the table of names takes memory
+    """The escaped forms that frameworks write."""
+    import html  # noqa: PLC0415 - its table of entities takes memory
 
     yield from (text, html.escape(text))
     if not text.isascii():
@@ -180,7 +177,7 @@ def _escaped(text: str) -> Iterator[str]:
 
 
 def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
-    """All places of a form, overlaps included."""
+    """All occurrences of a form, including overlapping ones."""
     start = text.find(form)
     while start >= 0:
         yield start, start + len(form)
@@ -188,7 +185,7 @@ def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
 
 
 def _begun(form: str, text: str) -> int:
-    """How many characters of the form the text ends with; 0 if too few to tell."""
+    """How many characters of the form's beginning end the text; 0 if fewer than SHORTEST_HIDDEN."""
     end = text[-len(form) :]
     at = end.find(form[:SHORTEST_HIDDEN])
     while at >= 0 and not form.startswith(end[at:]):
@@ -197,7 +194,7 @@ def _begun(form: str, text: str) -> int:
 
 
 def _without_signatures(text: str, signatures: str) -> str:
-    """Hide these signatures, in the usual forms only: a signature is good for a single request."""
+    """Mask these signatures, in common forms only, because a signature is valid for a single request."""
     for signature in signatures.split():
         for part in (signature, re.split("[,=]", signature, maxsplit=1)[-1]):
             text = text.replace(part, HIDDEN).replace(part.replace("/", "\\/"), HIDDEN)
@@ -205,7 +202,7 @@ def _without_signatures(text: str, signatures: str) -> str:
 
 
 def _without(text: str, spans: list[tuple[int, int]]) -> str:
-    """The text with these parts hidden; if parts meet, they are hidden together."""
+    """Mask these spans of the text. Adjacent spans are masked together."""
     shown, position = list[str](), 0
     for start, end in sorted(spans):
         if start > position or not shown:

@@ -11,16 +11,15 @@ from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: How far a moment that a process has noted may lie ahead of Redis's clock, ms, though the clock was not set back.
+#: How far ahead of Redis's clock a noted moment may be without the clock having been set back, ms.
 CLOCK_ERROR = 1000
 _CORRECT_MOMENTS = Script("delivery/correct_moments")
 
 
 def correct_moments(shard: Shard) -> int:
     """
-    Correct the stored states and notes that lie ahead of Redis's clock. Returns how far the clock is behind the last
-    event or the latest note, ms; 0: not behind. If Redis refuses the correction, the notes stay as they are. Raises
-    redis.RedisError.
+    Correct the stored states and notes that are ahead of Redis's clock. Returns how far the clock is behind the last
+    event or the latest note, ms, or 0. If Redis refuses the writes, the notes stay unchanged. Raises redis.RedisError.
     """
     keys = shard.keys
     call = Call([keys.events, keys.endpoints, keys.circuits, keys.processes], [CLOCK_ERROR])

@@ -1,9 +1,9 @@
 """
-A replay: one endpoint gets the events of a span of time again. Count the events, begin, watch, cancel.
+Replays the events of a time span to one endpoint.
 
-A replay is a separate consumer group on the stream, from the first of these events on, and a note about the span. So a
-replay copies no event, hands out each event once over all processes, and goes on after every kill. When the replay has
-ended, group and note are removed together.
+A replay is a separate consumer group, which starts at the first of these events, with a note about the span. It copies
+no events, delivers each event once over all processes, and continues after a crash. When it ends, group and note are
+removed together.
 """
 
 import bisect
@@ -33,15 +33,15 @@ from sweeperd.text import decode, rfc3339, whole
 
 log = logging.getLogger(__name__)
 
-#: The prefix of the names of the groups of replays. No name of an endpoint begins so.
+#: The name prefix of replays' groups. No endpoint's name starts with it.
 GROUP_PREFIX = "_replay."
 _PREFIX = GROUP_PREFIX.encode()
-#: A note marks so many events, evenly spread, up to twice as many.
+#: A note has between this number of marks, evenly spread over the events, and twice as many.
 MARKS = 50
-#: The id of an event holds the time of the expiry. But ids never go back: if Redis's clock was set back, or if a
-#: fail-over went to a host with a slow clock, ids are ahead of the clock, ms.
+#: An event's id has the time of its expiry. Ids never go back, so they are ahead of the clock after it was set back or
+#: after a failover to a host with a slow clock. How far ahead they may be, ms.
 AHEAD_MS = 60_000
-#: Redis 6.2 reads the clock for the id and for the expiry one after the other, ms.
+#: Redis 6.2 reads the clock separately for the id and for the expiry, so an id may be this far behind, ms.
 BEHIND_MS = 1_000
 
 
@@ -52,7 +52,7 @@ def first_searched(since_ms: int) -> bytes:
 
 def last_searched(shard: Shard, until_ms: int) -> bytes:
     """
-    An upper bound of the ids of the events before this time: the end of the stream, while Redis's clock is behind it.
+    An upper bound of the ids of the events before this time: the end of the stream while Redis's clock is behind it.
     Raises redis.RedisError.
     """
     newest = streams.last_id(shard.client, shard.keys.events)
@@ -61,22 +61,22 @@ def last_searched(shard: Shard, until_ms: int) -> bytes:
 
 
 def replay_group(endpoint: str) -> str:
-    """The name of the consumer group of a replay to this endpoint; at most one replay runs at a time."""
+    """The name of the consumer group of the replay to this endpoint. Only one replay runs at a time."""
     return GROUP_PREFIX + endpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySpan:
-    """Selects events with `since_ms` <= time < `until_ms`, of a tenant, of a type or category."""
+    """Selects events with `since_ms` <= time < `until_ms`, optionally of one tenant, and of one type or category."""
 
     since_ms: int
     until_ms: int
-    #: In the form of `decode`.
+    #: As `decode` returns it.
     tenant: str | None = None
     event_type: str | None = None
 
     def matches(self, entry: bytes, fields: Fields) -> bool:
-        """Whether the event is selected. A copy of an event, from the replay of a dead letter, never is."""
+        """Whether the event is selected. A replayed dead letter never is."""
         if ONLY_FOR in fields:
             return False
         if self.tenant is not None and decode(fields.get(b"tenant", b"")) != self.tenant:
@@ -87,28 +87,28 @@ class ReplaySpan:
 
 
 class ReplayNote(Note):
-    """The note of a replay, a field of `sweeperd:groups`. Ids are ids of the stream, times ms on Redis's clock."""
+    """The note of a replay, a field of `sweeperd:groups`. Times are ms on Redis's clock."""
 
-    #: When the replay began: the age of older events counts from this time.
+    #: When the replay began. The age of older events counts from then.
     made_at: int = 0
     endpoint: str
     since_ms: int
     until_ms: int
     tenant: str | None = None
     event_type: str | None = None
-    #: The first and the last event, and how many there are.
+    #: The stream ids of the first and the last event, and the number of events.
     first: str
     last: str
     events: int
-    #: The ids of the first event and of each `every`-th after it.
+    #: The ids of the first event and of every `every`-th after it.
     marks: tuple[str, ...] = ()
     every: int = 1
-    #: Whether an operator has ended the replay.
+    #: Whether an operator has cancelled the replay.
     cancelled: bool = False
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
-        """As every note; None also if an id is no id of a stream."""
+        """Like every note; also None if an id is malformed."""
         with contextlib.suppress(ValueError):
             if note := super().parse(text):
                 for entry in (note.first, note.last, *note.marks):
@@ -123,16 +123,16 @@ class ReplayNote(Note):
 
     @property
     def span(self) -> ReplaySpan:
-        """The selection of the events."""
+        """Which events the replay selects."""
         return ReplaySpan(self.since_ms, self.until_ms, self.tenant, self.event_type)
 
     @property
     def start(self) -> StreamId:
-        """The first position of the group."""
+        """The position at which the group starts."""
         return StreamId.parse(self.first).before
 
     def left(self, position: StreamId) -> int:
-        """How many events come after `position`, the last event given to the group, as exact as the marks."""
+        """Roughly how many events the group has not read, if its last one is `position`."""
         if position >= StreamId.parse(self.last):
             return 0
         passed = bisect.bisect_right([StreamId.parse(mark) for mark in self.marks], position)
@@ -143,19 +143,19 @@ class ReplayNote(Note):
 class ReplayProgress:
     #: Whether the replay has ended.
     ended: bool = True
-    #: How many events are not delivered, about.
+    #: Roughly how many events are not delivered yet.
     left: int = 0
-    #: How many events wait for the next attempt.
+    #: How many events wait for a retry.
     waiting: int = 0
 
     @property
     def only_waits(self) -> bool:
-        """Whether all events were sent, and each event that is left waits for the next attempt."""
+        """Whether every event that is left waits for a retry."""
         return not self.ended and self.left == self.waiting
 
 
 class ReplayCount:
-    """Counts and marks the events of a replay, read in the order of the stream."""
+    """Counts and marks the events of a replay."""
 
     def __init__(self) -> None:
         self.events = 0
@@ -164,7 +164,7 @@ class ReplayCount:
         self.every = 1
 
     def add(self, entry: bytes) -> None:
-        """Count the next event."""
+        """Count the next event of the stream."""
         if self.events % self.every == 0:
             self.marks.append(entry)
         if len(self.marks) > 2 * MARKS:
@@ -174,7 +174,7 @@ class ReplayCount:
         self.events += 1
 
     def note(self, endpoint: str, span: ReplaySpan) -> ReplayNote:
-        """The note of a replay of these events; `made_at` follows when the replay begins."""
+        """The note of a replay of these events. `made_at` is set when the replay begins."""
         return ReplayNote(
             **asdict(span),
             endpoint=endpoint,
@@ -187,7 +187,7 @@ class ReplayCount:
 
 
 class ReplaySubscription(Subscription):
-    """Selects the events of one replay. All other events are acknowledged without a request."""
+    """Selects the events of one replay."""
 
     def __init__(self, endpoint: EndpointSettings, note: ReplayNote) -> None:
         super().__init__(endpoint)
@@ -195,16 +195,16 @@ class ReplaySubscription(Subscription):
         self.start = note.start
         self._last = StreamId.parse(note.last)
         self._span = note.span
-        self.gets_all = False  # the span decides about each event
+        self.gets_all = False  # the span selects each event
 
     def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
-        """Whether the endpoint gets this event again."""
+        """Whether the replay includes this event."""
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
         return in_span and (by or self._filter).matches(fields)
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:
-    """The time of the expiry, or of the announced change."""
+    """The time of the expiry, or of the operational event."""
     for name in (b"expired_at", b"at"):
         time_ms = whole(fields.get(name, b""))
         if time_ms is not None:
@@ -213,7 +213,7 @@ def _time_ms(entry: bytes, fields: Fields) -> int:
 
 
 class ReplayStore:
-    """The running replays of one shard: notes in `sweeperd:groups`. Every method raises redis.RedisError."""
+    """The running replays of one shard. Every method raises redis.RedisError."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
@@ -225,12 +225,12 @@ class ReplayStore:
         self._cancel = Script("delivery/cancel_replay")
 
     def read(self, endpoint: str) -> ReplayNote | None:
-        """The replay to this endpoint that has begun and not ended."""
+        """The running replay to this endpoint."""
         found = self._client.hget(self._keys[1].decode(), replay_group(endpoint))
         return ReplayNote.parse(found) if isinstance(found, bytes) else None
 
     def all(self) -> dict[str, ReplayNote]:
-        """Each replay by endpoint. A note that cannot be read is no replay, and is told now and then."""
+        """All replays by endpoint. An unreadable note is skipped, and logged once a minute."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._keys[1].decode()))
         found = {group: ReplayNote.parse(note) for group, note in fields.items() if group.startswith(_PREFIX)}
         unread = sorted(decode(group) for group, note in found.items() if note is None)
@@ -241,32 +241,32 @@ class ReplayStore:
 
     def begin(self, note: ReplayNote) -> str:
         """
-        Begin a replay, at maxmemory too. Returns `begun`; `running`: another replay to this endpoint has not ended;
-        `gone`: the first event is in the stream no more.
+        Begin a replay, even at maxmemory. Returns `begun`, `running` if another replay to this endpoint has not ended,
+        or `gone` if the first event was trimmed.
         """
         args = [note.group, str(note.start), note.first, note.model_dump_json()]
         return cast(bytes, self._begin.run(self._client, Call(self._keys, args))).decode()
 
     def end(self, note: ReplayNote, *, by_force: bool = False) -> bool:
         """
-        Remove group and note. False if the replay has ended already, or if events are pending or not given to the
-        group, and not `by_force`.
+        Remove group and note. False if the replay has already ended, or if it has pending or unread events and not
+        `by_force`.
         """
         call = Call(self._keys, [note.group, note.made_at, int(by_force)])
         return bool(self._end.run(self._client, call))
 
     def cancel(self, note: ReplayNote) -> bool:
-        """Have all processes leave the replay alone. False if the replay has ended already."""
+        """Stop all processes from sending the replay's events. False if the replay has already ended."""
         cancelled = note.model_copy(update={"cancelled": True}).model_dump_json()
         return bool(self._cancel.run(self._client, Call(self._keys[1:], [note.group, note.made_at, cancelled])))
 
     def position(self, note: ReplayNote) -> StreamId | None:
-        """The last event given to the group; None: the group is missing."""
+        """The last event that the group has read; None if the group is missing."""
         info = streams.groups(self._client, self._keys[0]).get(note.group.encode())
         return None if info is None else StreamId.parse(info["last-delivered-id"])
 
     def exhausted(self, note: ReplayNote) -> bool:
-        """Whether the group has been given all events."""
+        """Whether the group has read all events."""
         position = self.position(note)
         if position is None:
             return False
@@ -274,7 +274,7 @@ class ReplayStore:
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
     def progress(self, note: ReplayNote) -> ReplayProgress:
-        """How far the replay is. If the group is lost, all events are left: with a new group the replay begins anew."""
+        """How far the replay is. If the group was lost, all events are left, because a new group starts over."""
         position, found = self.position(note), self.read(note.endpoint)
         if found is None or found.made_at != note.made_at:
             return ReplayProgress()
@@ -285,7 +285,7 @@ class ReplayStore:
             summary = self._client.xpending(self._keys[0], note.group)
         except redis.ResponseError as error:
             if is_missing_group(error):
-                return ReplayProgress()  # since the note was read, the replay has ended
+                return ReplayProgress()  # the replay has ended since the note was read
             raise
         waiting = sum(row["pending"] for row in summary["consumers"] if is_waiting(row["name"]))
         left = min(note.events, untaken + summary["pending"])  # `untaken` is an estimate
@@ -293,7 +293,7 @@ class ReplayStore:
 
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
-    """Count the events of the span that the settings of the endpoint ask for. Raises redis.RedisError."""
+    """Count the events of the span that the endpoint's filter selects. Raises redis.RedisError."""
     wanted, count = EventFilter(endpoint), ReplayCount()
     first, last = first_searched(span.since_ms), last_searched(shard, span.until_ms)
     for entry, fields in streams.read(shard, shard.keys.events, first, last):
@@ -303,18 +303,14 @@ def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> 
 
 
 def begin(shard: Shard, counted: ReplayNote) -> tuple[str, ReplayNote]:
-    """
-    Begin the replay of the counted events. Returns the outcome, as `ReplayStore.begin` does, and the note. Raises
-    redis.RedisError.
-    """
+    """Begin the replay. Returns the outcome of `ReplayStore.begin` and the note. Raises redis.RedisError."""
     note = counted.model_copy(update={"made_at": shard.read_clock()})
     return ReplayStore(shard).begin(note), note
 
 
 def cancel(shard: Shard, note: ReplayNote) -> bool:
     """
-    End a replay early: within seconds no more events are sent. False if the replay has ended already. Raises
-    redis.RedisError.
+    Cancel a replay, so that sending stops within seconds. False if it has already ended. Raises redis.RedisError.
     """
     store = ReplayStore(shard)
     if not store.cancel(note):
@@ -325,8 +321,8 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
     """
-    End a cancelled replay, unless a living process has events of the replay in hand. Returns whether the replay has
-    ended. Raises redis.RedisError.
+    End a cancelled replay unless a living process has events of it in hand. Returns whether it ended. Raises
+    redis.RedisError.
     """
     try:
         in_hand = outbox.in_hand(note.group)
@@ -341,28 +337,28 @@ def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:
-    """Why no event of a replay is sent at this moment; empty if events are sent. Raises redis.RedisError."""
+    """Why a replay sends no events now; empty if it does. Raises redis.RedisError."""
     if EndpointStateStore(shard).read(endpoint).paused:
         return f"{endpoint} is paused: its events wait until `sweeperd endpoints resume {endpoint}`"
     if not CircuitStateStore(shard).read(endpoint).processes:
-        return f"no process delivers to {endpoint} at this moment: its events wait for one"
+        return f"no process delivers to {endpoint} now: its events wait for one"
     return ""
 
 
 def filter_gap(shard: Shard, endpoint: EndpointSettings) -> str:
     """
-    Why the processes that deliver may leave out events that these settings select; empty if a process has the same
-    filter, or if no process has noted one. Raises redis.RedisError.
+    Why the delivering processes may skip events that these settings select; empty if one of them has the same filter,
+    or if none has published a filter. Raises redis.RedisError.
     """
     living = read_filters(shard).by_endpoint.get(endpoint.name, {})
     if not living or FilterNote.of(endpoint).owner in living:
         return ""
     name = endpoint.name
-    return f"no process has the filter that these settings give {name}, so events may be left out: reload them first"
+    return f"no process has the filter that these settings give {name}, so it may skip events: reload the daemons first"
 
 
 def described(note: ReplayNote) -> str:
-    """The options of the command that select the events of a replay."""
+    """The command-line options that select the events of a replay."""
     options = [f"--since {rfc3339(note.since_ms)} --until {rfc3339(note.until_ms)}"]
     if note.tenant is not None:
         options.append(f"--tenant {note.tenant}")

@@ -15,36 +15,36 @@ _CONTENT_TYPES = {
     ("cloudevents", True): "application/cloudevents-batch+json",
 }
 
-#: Matches what a header can hold: visible ASCII, and no end of a line.
+#: Matches a valid header value: visible ASCII without line breaks.
 _is_token = re.compile("[!-~]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class WebhookRequest:
-    """The constant part of all attempts: signature, timestamp and span id are made anew for each attempt."""
+    """The part of a request that all attempts share. Signature, timestamp and span id are new for each attempt."""
 
     webhook_id: str
     body: bytes
-    #: The headers about the events.
+    #: The headers that describe the events.
     headers: dict[str, str]
     #: The id of the first event.
     event_id: str
-    #: The trace of each event, in order; empty if an event has none.
+    #: The trace id of each event in order; empty for an event without one.
     trace_ids: Sequence[str]
 
     @property
     def trace_id(self) -> str:
-        """The trace of the first event."""
+        """The trace id of the first event."""
         return self.trace_ids[0]
 
     @property
     def events(self) -> int:
-        """How many events are in the request."""
+        """The number of events in the request."""
         return len(self.trace_ids)
 
 
 def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
-    """The request with these events, at least one; exactly one if the endpoint takes no batches."""
+    """The request with these events: one or more, or exactly one without `batches`."""
     if batches:
         return batch_request(messages, form)
     (message,) = messages
@@ -52,7 +52,7 @@ def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool)
 
 
 def single_request(message: Message, form: Format) -> WebhookRequest:
-    """The request with one event as an object."""
+    """The request with one event as a JSON object."""
     headers = _headers(message.sequence, _CONTENT_TYPES[form, False])
     headers["X-Cycles-Event-Id"] = message.event_id
     if _is_token(message.event_type):
@@ -64,8 +64,8 @@ def single_request(message: Message, form: Format) -> WebhookRequest:
 
 def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
     """
-    The request with these events as a JSON array, even of a single event. The webhook id is a hash of the event ids in
-    order, so the same batch has the same id again. `messages` is not empty, and in the order of the stream.
+    The request with one or more events, in the order of the stream, as a JSON array. The webhook id is a hash of the
+    event ids, so a retry of the same batch has the same id.
     """
     event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
     webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
@@ -83,9 +83,8 @@ def _headers(sequence: str, content_type: str) -> dict[str, str]:
 
 class EventEncoder:
     """
-    Encodes the entries of one shard's outbox for one endpoint. `origin` identifies the shard. `batches`: whether a
-    request is an array of events. `balances`: whether an event has the balances, if the entry has them. Threads may
-    share an encoder.
+    Encodes the entries of one shard for one endpoint. `origin` identifies the shard. `batches`: whether a request is an
+    array of events. `balances`: whether events include the balances of their entry. Thread-safe.
     """
 
     def __init__(
@@ -96,18 +95,18 @@ class EventEncoder:
         self._form: Format = form
         self._batches = batches
         self._balances = balances
-        #: Whether each event carries its place in the stream. Of a batch of plain events only the request does.
+        #: Whether each event carries its sequence. In a batch in the format `event`, only the request does.
         self._numbered = form == "cloudevents" or not batches
 
     def request(self, entries: Sequence[OutboxEntry]) -> WebhookRequest:
-        """The request with these entries, as `webhook_request` makes it."""
+        """The request with these entries, as from `webhook_request`."""
         messages = list(map(self, entries))
         if self._batches:
             messages[0] = messages[0]._replace(sequence=self._sequence(entries[0].id))
         return webhook_request(messages, self._form, batches=self._batches)
 
     def __call__(self, entry: OutboxEntry) -> Message:
-        """The message of this entry."""
+        """Encode one entry."""
         sequence = self._sequence(entry.id) if self._numbered else ""
         fields = entry.fields
         if not self._balances:
@@ -115,6 +114,6 @@ class EventEncoder:
         return encode(self._form, self._shard, self._origin, sequence, fields)
 
     def _sequence(self, stream_id: bytes) -> str:
-        """Shard and stream id, padded so that the order of texts is the order of the stream."""
+        """Shard and stream id, zero-padded so that the text sorts in stream order."""
         milliseconds, _, number = stream_id.partition(b"-")
         return f"{self._shard}:{milliseconds.zfill(20).decode()}-{number.zfill(20).decode()}"

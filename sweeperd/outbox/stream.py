@@ -1,10 +1,10 @@
 """
-The event stream of one shard: the consumer groups, the events that a process takes, the announcements of deliveries.
+Reads the events of one shard's stream, and settles their deliveries.
 
-Each endpoint is a group. When a group has taken an event and not acknowledged it, the event is pending and has an
-owner: the process with the event in hand, `PARKED` while the event waits for the next delivery, or
-`(released:<digest>)` while it waits for a process with another filter. A process sends a heartbeat every few seconds.
-If a process sends none for `Timing.take_over_after`, the process is dead and any other process takes the event.
+Each endpoint is a consumer group. An event that the group has read and not acknowledged is pending and has an owner:
+the process that has it in hand, `PARKED` while it waits for a retry, or `(released:<digest>)` while it waits for a
+process with another filter. Every process sends a heartbeat every few seconds. After `Timing.take_over_after` without a
+heartbeat a process counts as dead, and any other process claims its events.
 """
 
 import itertools
@@ -24,15 +24,15 @@ from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import FIRST, LAST, after, milliseconds
 
-#: How many events are acknowledged in one command: 0.3 ms on Redis 7.0.
+#: How many events one command acknowledges, in 0.3 ms on Redis 7.0.
 ACKNOWLEDGE_COUNT = 1000
-#: How many pending events are listed in one round trip.
+#: How many pending events to list per round trip.
 PAGE = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """One event that a group has not acknowledged."""
+    """A pending event of a group."""
 
     id: bytes
     owner: bytes
@@ -47,7 +47,7 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """How many replicas must have an expiry before the event is delivered, and how long to wait for them."""
+    """How many replicas must have an expiry before its event is delivered, and how long to wait for them."""
 
     replicas: int = 0
     timeout_seconds: float = 1.0
@@ -74,7 +74,7 @@ class Outbox:
         self._client.set_response_callback("XREADGROUP", _entries)
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
-        #: The name of this process in the groups.
+        #: The name of this process in the consumer groups.
         self.consumer = consumer
         self._consumer = consumer.encode()
         self._dead_letter = Script("delivery/dead_letter")
@@ -82,11 +82,11 @@ class Outbox:
         self._acknowledge_unwanted = Script("delivery/acknowledge_unwanted")
         #: The filters of all living processes.
         self.filters = filters or Filters(shard, consumer)
-        #: The groups of the endpoints.
+        #: The consumer groups of the endpoints.
         self.groups = groups or ConsumerGroups(shard, consumer, timing=timing)
 
     def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
-        """Take new events; if there are none, wait up to `block_ms` (0: not at all)."""
+        """Read new events, and wait up to `block_ms` for the first one."""
         block = block_ms or None
         entries: Any = self._client.xreadgroup(group, self.consumer, {self._key: ">"}, count=count, block=block)
         return cast(list[OutboxEntry], entries)
@@ -95,8 +95,8 @@ class Outbox:
         self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
     ) -> list[Pending]:
         """
-        A page of the events that a group has not acknowledged, by id: PAGE events at most, after `previous`, of one
-        owner or of all, idle for so long. If there are less than PAGE, the page is the last.
+        A page of up to PAGE pending events after `previous`, in the order of their ids, of one owner or of all, idle
+        for at least `idle_ms`. A shorter page is the last.
         """
         first = FIRST if previous is None else after(previous)
         rows = self._client.xpending_range(self._key, group, first, LAST, PAGE, owner, idle_ms)
@@ -106,13 +106,13 @@ class Outbox:
         ]
 
     def parked(self, group: str, previous: bytes | None = None) -> list[Pending]:
-        """A page of the events that wait for the next delivery; events that travel alone come last."""
+        """A page of the events that wait for a retry; those that no batch may include come last."""
         return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
 
     def orphaned(self, subscription: Subscription, in_hand: Container[bytes], count: int) -> list[Pending]:
         """
-        Events of dead processes, released events that this process may take, and events of this process that are not
-        `in_hand`: `count` at most. Each call reads a page for each owner.
+        Up to `count` events of dead processes, released events for this process, and events of this process that are
+        not `in_hand`. Reads one page for each owner.
         """
         found: list[Pending] = []
         for owner in self._owners(subscription.group):
@@ -125,16 +125,16 @@ class Outbox:
         return found[:count]
 
     def may_take(self, subscription: Subscription, owner: bytes) -> bool:
-        """Whether this process may take the released events of the owner."""
+        """Whether this process may claim the released events of the owner."""
         return owner.startswith(RELEASED) and self.filters.may_take(subscription.endpoint, owner)
 
     def in_hand(self, group: str) -> bool:
-        """Whether a living process has events in hand."""
+        """Whether a living process has events of the group in hand."""
         pages = (self.pending(group, owner=owner) for owner in self._owners(group) if not is_waiting(owner))
         return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
     def look_up(self, listed: Sequence[Pending]) -> list[OutboxEntry]:
-        """These events, without a claim. If an event is in the stream no more, its entry has no fields."""
+        """Read these events without claiming them. An event that was trimmed has no fields."""
         rows_of = streams.exactly(self._client, self._key, (pending.id for pending in listed))
         return [
             OutboxEntry.of(pending.id, pending.deliveries, rows[0][1] if rows else {}, pending.owner == PARKED_ALONE)
@@ -143,9 +143,9 @@ class Outbox:
 
     def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
         """
-        Take these events for another delivery, except events that changed their owner since listed in `wanted`. If an
-        event is in the stream no more, return the event without fields and without a claim, because a claim would make
-        Redis 7 forget the pending event.
+        Claim these events for another delivery, except those that have changed their owner since. An event that was
+        trimmed is returned without fields and is not claimed, because a claim would make Redis 7 drop it from the
+        pending list.
         """
         if not wanted:
             return []
@@ -166,20 +166,20 @@ class Outbox:
 
     def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
         """
-        Whether as many replicas as configured have these events, and so the expiries. Waits for the replicas; True at
-        once if the settings ask for none.
+        Wait until the configured number of replicas has these events, and so their expiries. Returns whether they do;
+        True at once if no replicas are configured.
         """
         wanted = self._replication.replicas
         if not wanted or not (ids := [entry.id for entry in entries if entry.pairs]):
             return True
-        # The answer has to come before the socket gives up.
+        # The reply must arrive before the socket times out.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
         pipeline: Any = self._client.pipeline(transaction=False)
-        # WAIT covers only writes of the same connection. Other connections wrote the expiries, but a replica applies
-        # all writes in the same order: if a replica has this XCLAIM, the replica has the expiries. XREADGROUP would
-        # not do, because a read may begin before the expiries.
+        # WAIT covers only writes of its own connection, and other connections wrote the expiries. A replica applies all
+        # writes in order, so one that has this XCLAIM has the expiries too. XREADGROUP is not enough, because it may
+        # have blocked since before the expiries.
         for call in self._owning(group, self._consumer, self._consumer, ids, 0):
-            # The whole script: if the server did not know a hash, a pipeline could not send the script again.
+            # EVAL, because a pipeline could not resend the script after NOSCRIPT.
             pipeline.eval(self._change_owner.source, len(call.keys), *call.keys, *call.args)
         pipeline.wait(wanted, int(timeout * 1000))
         *changed, having = pipeline.execute()
@@ -187,19 +187,19 @@ class Outbox:
 
     def heartbeat(self, group: str, ids: Sequence[bytes]) -> None:
         """
-        Tell other processes that these events are in hand. If an event was parked since the ids were listed, or taken
-        by another process while this process was stopped, the event is left alone.
+        Reset the idle time of these events, so that no other process claims them. Skips an event that was parked since,
+        or claimed by another process while this one was suspended.
         """
         self._own(self._owning(group, self._consumer, self._consumer, ids, 0))
 
     def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """If this process still has these events, sent in vain, park them; the wait begins now."""
+        """Park the events of a failed delivery that this process still owns. The back-off starts now."""
         for owner in (PARKED, PARKED_ALONE):
             ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
             self._own(self._owning(group, self._consumer, owner, ids, 0))
 
     def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
-        """Park events that were taken, but not sent, for any process to take at once."""
+        """Park events that were read but not sent, so that any process may claim them at once."""
         by_deliveries: dict[int, list[bytes]] = {}
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
@@ -208,8 +208,8 @@ class Outbox:
 
     def end_waits(self, group: str) -> None:
         """
-        For a clock that was set back: Redis takes idle times for 0 until the clock has caught up, so no wait would end,
-        and no process would look dead. Make parked events due, and count the idle time of all others from now on.
+        Make parked events due and restart all other idle times, after the clock was set back. Until the clock has
+        caught up, Redis reports idle times of 0, so that no back-off would end and no process would look dead.
         """
         self.groups.make_due(group)
         for owner in self._owners(group):
@@ -219,17 +219,16 @@ class Outbox:
                 page = self.pending(group, page[-1].id, owner)
 
     def acknowledge(self, group: str, ids: Sequence[bytes]) -> int:
-        """The group needs these events no more. Returns how many of the events were pending."""
+        """Acknowledge these events. Returns how many of them were pending."""
         return int(self._client.xack(self._key, group, *ids)) if ids else 0
 
     def acknowledge_unwanted(
         self, subscription: Subscription, entries: Sequence[OutboxEntry], owner: bytes | None = None
     ) -> None:
         """
-        Acknowledge events that the subscription does not want. If the filter of another living process wants an event,
-        release it for that process. If a filter has been noted since the events were judged, judge them anew. If the
-        call fails, the events stay pending, and are judged again after `Timing.take_over_after`. `owner`: of events
-        that were looked up; by default this process has taken them.
+        Acknowledge events that the subscription does not want, or release those that another living process wants. If
+        any filter has changed since, decide again. If the call fails, the events stay pending and are retried after
+        `Timing.take_over_after`. `owner`: the owner of events from `look_up`; by default this process has read them.
         """
         before, taken = owner or self._consumer, int(owner is None)
         left = list(entries)
@@ -238,7 +237,7 @@ class Outbox:
             nobodys, released = list[bytes](), dict[tuple[bytes, int], list[bytes]]()
             for entry in left:
                 if others and (other := self.filters.owner_for(subscription, entry)):
-                    # Nothing was sent, so a claim or a read of this process counts for no delivery.
+                    # Nothing was sent, so this process's read or claim is not a delivery.
                     released.setdefault((other, max(0, entry.deliveries - taken)), []).append(entry.id)
                 else:
                     nobodys.append(entry.id)
@@ -257,16 +256,16 @@ class Outbox:
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True
     ) -> bool:
-        """`give_up` for one event. `in_hand`: only if this process still has the event. False if it was left out."""
+        """`give_up` for one event. `in_hand`: only if this process still owns it. False if it was skipped."""
         return bool(self.give_up(group, [entry], reason, endpoint, None if in_hand else b""))
 
     def give_up(
         self, group: str, entries: Sequence[OutboxEntry], reason: str, endpoint: str = "", owner: bytes | None = None
     ) -> list[OutboxEntry]:
         """
-        Replace pending events by dead letters, a page in each script. `endpoint`: if the group has another name.
-        `owner`: who must have the events, by default this process; empty: anyone. If an event is in the stream no more,
-        nobody can take it, so anyone may have it. Returns the entries given up; the others are pending no more, or have
+        Replace pending events by dead letters, one page per script. `endpoint`: if it differs from the group's name.
+        `owner`: the required owner of the events, by default this process; empty for any. A trimmed event may have any
+        owner, because it cannot be claimed. Returns the replaced entries. The others are no longer pending, or have
         another owner.
         """
         needed, endpoint = self._consumer if owner is None else owner, endpoint or group
@@ -280,11 +279,11 @@ class Outbox:
         return [entry for entry in entries if entry.id in done]
 
     def _owners(self, group: str) -> list[bytes]:
-        """The owners of pending events: processes, alive or dead, and those that are no processes."""
+        """The owners of pending events: processes, living or dead, and the owners of waiting events."""
         return [row["name"] for row in self._client.xpending(self._key, group)["consumers"]]
 
     def _own(self, calls: Iterable[Call]) -> list[bytes]:
-        """Change owners by the calls of `_owning`. Returns the ids of the events that were changed."""
+        """Run the calls of `_owning`. Returns the ids of the changed events."""
         return [entry for call in calls for entry in self._change_owner.run(self._client, call)]
 
     def _owning(
@@ -298,8 +297,8 @@ class Outbox:
         least_idle_ms: int = 0,
     ) -> Iterator[Call]:
         """
-        The calls that change the owner of the events that `before` still owns, CLAIM_COUNT events in a call: other
-        clients wait during a call, and come in between.
+        The calls that change the owner of the events that `before` still owns. Each changes up to CLAIM_COUNT events,
+        because it blocks other clients.
         """
         how: list[Any] = [group, before, owner, least_idle_ms, idle_ms, "" if deliveries is None else deliveries]
         for part in batches(ids, CLAIM_COUNT):
@@ -307,6 +306,6 @@ class Outbox:
 
 
 def _entries(reply: Any, **_options: Any) -> list[OutboxEntry]:
-    """The entries of a raw reply to XREADGROUP; parsing takes most of the time of a read."""
+    """The entries of a raw reply to XREADGROUP. Parsing takes most of the time of a read."""
     rows = reply[0][1] if reply else []
     return [OutboxEntry(entry, 1, pairs, False, len(b"".join(pairs))) for entry, pairs in rows]

@@ -9,7 +9,7 @@ from sweeperd.text import decode
 
 
 class Selection(Protocol):
-    """The settings of an endpoint, or the note of a process about them. None selects everything."""
+    """The filter in the settings of an endpoint, or in a process's note about them. None selects everything."""
 
     @property
     def tenants(self) -> list[str] | None: ...
@@ -23,10 +23,8 @@ class Selection(Protocol):
 
 class EventFilter:
     """
-    Selects events by the settings of an endpoint: tenants, types or categories, and scopes.
-
-    A category stands for the expiries of a kind only. An event about the sweep or about deliveries must be named by
-    type.
+    Selects events by tenant, by type or category, and by scope. A category selects only expiries. Operational events
+    must be selected by type.
     """
 
     def __init__(self, endpoint: Selection) -> None:
@@ -37,7 +35,7 @@ class EventFilter:
         self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
 
     def matches(self, fields: Fields) -> bool:
-        """Whether the endpoint asks for an event with these fields."""
+        """Whether an event with these fields is selected."""
         return (
             (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
             and self._wants_type(fields)
@@ -46,7 +44,7 @@ class EventFilter:
 
     def _wants_type(self, fields: Fields) -> bool:
         if self._events is None:
-            return b"type" not in fields or is_expiry(fields)  # a reservation's event, the usual one, names no type
+            return b"type" not in fields or is_expiry(fields)  # an expired reservation has no type field
         expired = is_expiry(fields)
         return event_type(fields) in self._events or (expired and category(fields) in self._events)
 
@@ -58,18 +56,16 @@ class EventFilter:
 
 
 class Subscription:
-    """
-    The consumer group and the filter of one endpoint. Unwanted events are acknowledged without a request.
-    """
+    """The consumer group and the filter of one endpoint. Unwanted events are acknowledged without a request."""
 
     def __init__(self, endpoint: EndpointSettings) -> None:
         self.endpoint = self.group = endpoint.name
-        #: The start of the group, if the group is new.
+        #: Where a new group starts.
         self.start: Start | StreamId = endpoint.start
-        #: Whether the group reads no more, because a replay is at the end.
+        #: Whether the group has read every event of its replay.
         self.exhausted = False
         self._filter = EventFilter(endpoint)
-        #: Whether the endpoint gets every plain expiry: then nobody has to look into the fields.
+        #: Whether the endpoint receives every plain expiry, so that its fields need not be parsed.
         self.gets_all = self._filter.open
 
     def wants(self, entry: OutboxEntry) -> bool:
@@ -78,10 +74,10 @@ class Subscription:
 
     def takes(self, _stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
         """
-        Whether the endpoint receives the event with this id in the stream and these fields. `by`: the filter of another
-        process, instead of the subscription's own.
+        Whether the endpoint receives the event with this stream id and these fields. `by`: the filter of another
+        process instead of this one's.
         """
         if ONLY_FOR in fields:
-            # A replayed event was wanted once. If dropped now, the event would be lost without a trace.
+            # The endpoint wanted this replayed event before. Dropping it now would lose it silently.
             return decode(fields[ONLY_FOR]) == self.group
         return (by or self._filter).matches(fields)

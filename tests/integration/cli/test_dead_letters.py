@@ -122,13 +122,11 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
     told = json.loads(result.stdout)
     assert (told["replayed"], told["left"]) == (1, 4)
     problems = [letter.get("problem") for letter in told["dead_letters"]]
-    assert problems == [
-        "there is no such endpoint in the configuration any more",
-        None,
-        "the endpoint asks for this tenant's events no more",
-        "the event is lost: it was no longer in the stream when it was given up on",
-        "the endpoint has no consumer group: first start a sweeperd that has it in its configuration",
-    ]
+    named = ["configured", None, "tenant", "lost", "consumer group"]
+    assert all(
+        (name is None) == (told is None) and (name or "") in (told or "")
+        for name, told in zip(named, problems, strict=True)
+    )
     assert client.xlen(DEAD) == 4
 
 

@@ -89,10 +89,10 @@ def test_newer_types_categories_and_fields_match_nothing_and_spoil_nothing(
 @pytest.mark.parametrize(
     ("record", "says"),
     [
-        (b"", "the record is no JSON object"),
-        (b"{", "the record is no JSON object"),
-        (b"[]", "the record is no JSON object"),
-        (b'"text"', "the record is no JSON object"),
+        (b"", "the record is not a JSON object"),
+        (b"{", "the record is not a JSON object"),
+        (b"[]", "the record is not a JSON object"),
+        (b'"text"', "the record is not a JSON object"),
         (b'{"status": "ACTIVE"}', "subscription_id is missing"),
         (json.dumps(BASE | {"status": "active"}).encode(), 'status is "active"'),
         (json.dumps(BASE | {"event_types": "reservation.expired"}).encode(), 'event_types is "reservation.expired"'),

@@ -184,7 +184,8 @@ def test_a_secret_is_hidden_with_all_escapes(secret: str, place: str, form: str)
 
 @given(ANYTHING, st.sampled_from([*PLACES]), st.sampled_from([*ESCAPES]))
 def test_a_secret_of_any_language_is_hidden(secret: str, place: str, form: str) -> None:
-    assume(place != "key" or not secret.startswith(("whsec_", "whsk_")))
+    # The settings strip a key.
+    assume(place != "key" or (secret == secret.strip() and not secret.startswith(("whsec_", "whsk_"))))
     hides(PLACES[place](secret), ESCAPES[form](secret))
 
 

@@ -1,9 +1,9 @@
 """
-The bases of the JSON documents, and of the notes in Redis. Each document that a command prints with `--json` is a model
-beside the code that makes it, and `python -m tests.docs.generate` writes docs/schemas from these models.
+Defines the base models of JSON: documents for `--json`, and notes in Redis.
 
-A field without a default stands in each document; a field with a default is left out if it was not given. The limits of
-numbers and texts are for the schema only: a document with an odd value is still printed.
+Each document that a command prints is a model next to the code that fills it, and `python -m tests.docs.generate`
+writes docs/schemas from these models. A field without a default is always present. A field with a default is omitted
+unless it was set. Limits of numbers and texts are for the schema only: a document is printed even if it exceeds them.
 """
 
 from typing import Annotated, Any, Self
@@ -15,24 +15,24 @@ from sweeperd.text import decode, timestamp
 
 Count = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 Seconds = Annotated[float, WithJsonSchema({"type": "number", "minimum": 0})]
-#: In Python ms since the epoch, in JSON RFC 3339; null for a moment beyond the calendar.
+#: Milliseconds since the epoch in Python, RFC 3339 in JSON; null beyond the year 9999.
 Moment = Annotated[
     float,
     PlainSerializer(timestamp),
     WithJsonSchema({"type": "string", "pattern": r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$"}),
 ]
-#: An argument of the command as it was given. Bytes that are not UTF-8 stay lone surrogates, so it is not validated.
+#: A command-line argument. Not validated, because invalid UTF-8 becomes lone surrogates.
 Argument = Annotated[Any, WithJsonSchema({"type": "string"})]
-#: Bytes of Redis; what is not UTF-8 is escaped.
+#: Text or bytes from Redis. Invalid UTF-8 is escaped.
 Text = Annotated[str, pydantic.BeforeValidator(lambda value: decode(value) if isinstance(value, bytes) else value)]
-#: The body of a webhook; None: the event is lost. The generator turns the comment into a reference.
+#: The body of a webhook; None if the event is lost. The generator turns the comment into a reference.
 Body = Annotated[
     dict[str, Any] | None, WithJsonSchema({"anyOf": [{"$comment": "webhook.schema.json"}, {"type": "null"}]})
 ]
 
 
 class Document(pydantic.BaseModel):
-    """A JSON document, or a part of one. A model reads a value of another class by its attributes."""
+    """A JSON document or a part of one. It can be validated from the attributes of any object."""
 
     model_config = pydantic.ConfigDict(
         frozen=True, from_attributes=True, populate_by_name=True, defer_build=True, ser_json_inf_nan="constants"
@@ -40,16 +40,16 @@ class Document(pydantic.BaseModel):
 
     @classmethod
     def made_of(cls, value: object, **more: Any) -> Self:
-        """The document with the fields `more`; each other field is read from the attributes of `value`."""
+        """The document with the fields `more`, and all others from the attributes of `value`."""
         return cls.model_validate(_Joined(value, more))
 
     def as_json(self) -> dict[str, Any]:
-        """For `json.dumps`."""
+        """The document as input of `json.dumps`."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class _Joined:
-    """Attributes, and behind them the attributes of another value."""
+    """Attributes that shadow those of another value."""
 
     def __init__(self, value: object, attributes: dict[str, Any]) -> None:
         self.__dict__ |= attributes
@@ -64,7 +64,7 @@ def _require_address(schema: dict[str, Any]) -> None:
 
 
 class CommandDocument(Document):
-    """What a command prints that works on shards: `Output.json` fills the address in."""
+    """The output of a command on shards. `Output.json` sets the address."""
 
     model_config = pydantic.ConfigDict(json_schema_extra=_require_address)
 
@@ -75,24 +75,24 @@ class CommandDocument(Document):
 
 
 class DownShard(Document):
-    """A shard that could not be worked with."""
+    """A shard that could not be used."""
 
     shard: str
     address: str
     error: str
 
 
-Down = Annotated[list[DownShard], Field(description="The shards that could not be worked with.")]
+Down = Annotated[list[DownShard], Field(description="The shards that could not be used.")]
 
 
 class Note(pydantic.BaseModel):
-    """What a process or an operator leaves for all processes, in a field of a hash. Unknown fields are ignored."""
+    """A note for all processes, stored as JSON in a field of a hash. Unknown fields are ignored."""
 
     model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:
-        """None: the text is no such note, because it was written by hand, and wrongly."""
+        """Parse a note; None if it is invalid, for example after a manual edit."""
         try:
             return cls.model_validate_json(text)
         except ValueError:

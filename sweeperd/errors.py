@@ -1,13 +1,13 @@
-"""The errors that sweeperd tells apart. Any other error is a bug: logged with its traceback, counted, and survived."""
+"""Defines the errors that sweeperd expects. Any other error is a bug: logged with a traceback, counted, survived."""
 
 
 class ConfigError(Exception):
-    """The settings cannot be used. The message names the file, the key and what is wrong; the exit code is 2."""
+    """The settings are invalid. The message names the file, the key and the problem; the exit code is 2."""
 
 
 class RedisUnavailable(Exception):
-    """Redis cannot be worked with for now: down, loading, read-only, refusing. The next tick tries again."""
+    """Redis is unavailable: down, loading, read-only or refusing. The next tick retries."""
 
 
 class KindRefused(Exception):
-    """A configured kind cannot be swept on this server: the script does not compile there, or a right is missing."""
+    """A configured kind cannot be swept here: its script does not compile on this server, or a right is missing."""

@@ -1,4 +1,4 @@
-"""The log on standard error: a JSON object a line, or text for a terminal."""
+"""Writes the log to standard error, as JSON lines or as text for a terminal."""
 
 import functools
 import logging
@@ -13,21 +13,21 @@ from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
-#: The attributes of every log record; all others were given as `extra`.
+#: The attributes of every log record. All others come from `extra`.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-#: Libraries with lines that are noise here: a draining tick outlasts the interval, a connection broke.
+#: Libraries that log normal events as warnings, such as a tick that outlasts its interval.
 CHATTY = ("apscheduler", "urllib3", "tenacity", "opentelemetry")
 
 
-#: The least level of each priority of the journal.
+#: The lowest log level of each journal priority.
 _PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6), (logging.NOTSET, 7))
-#: After how long a repeated line is written again, seconds.
+#: How often to repeat a line, seconds.
 REPEAT_AFTER = 60.0
-#: After how long a failure that lasts is written again, seconds; and how many reasons are written in between.
+#: How often to log an ongoing failure, seconds, and how many reasons to log in between.
 TROUBLE_AGAIN, REASONS = 300.0, 8
-#: How many bytes of lines wait for the reader of the log at most; how long an exit waits for the last ones, seconds.
+#: The size of the queue of log lines, bytes, and how long an exit waits for it to drain, seconds.
 QUEUE_BYTES, FLUSH = 4 * 1024 * 1024, 1.0
-#: Between two tries if standard error does not block and is full, seconds.
+#: The pause between retries if standard error is non-blocking and full, seconds.
 WRITE_AGAIN = 0.05
 
 
@@ -45,7 +45,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JournalFormatter(logging.Formatter):
-    """Lines of another formatter, each with its priority in front as the journal of systemd reads it: `<3>`."""
+    """Prefixes the lines of another formatter with their priority for systemd's journal, such as `<3>`."""
 
     def __init__(self, lines: logging.Formatter) -> None:
         super().__init__()
@@ -58,36 +58,35 @@ class JournalFormatter(logging.Formatter):
 
 class QueuedHandler(logging.Handler):
     """
-    Writes the lines from a separate thread, so that no other thread waits for the reader of the log. If the reader
-    falls behind by QUEUE_BYTES, lines are dropped until half of the queue is free. When lines are written again, one of
-    them says how many were dropped.
+    Writes lines from its own thread, so that a slow reader of the log blocks no other thread. If the reader falls
+    behind by QUEUE_BYTES, lines are dropped until half of the queue is free, and a later line reports their number.
 
-    `write` writes some of these bytes, may block, and returns how many were written.
+    `write` may block, and returns how many bytes it has written.
     """
 
     def __init__(self, write: Callable[[memoryview], int], encoding: str = "utf-8") -> None:
         super().__init__()
         self._write = write
         self._encoding = encoding
-        #: The waiting lines, each with the number of dropped lines that it reports; the first may be half written.
+        #: The queued lines, each with the number of dropped lines that it reports. The first may be partly written.
         self._lines: deque[tuple[bytes, int]] = deque()
         self._bytes = 0
-        #: How many lines were dropped, and how many of them no line has reported yet.
+        #: How many lines were dropped, and how many of those are not reported yet.
         self.dropped = self._unreported = 0
-        #: Whether the queue is full, and whether the last line could not be written.
+        #: Whether the queue is full, and whether the last write failed.
         self._full = self._broken = False
         self._changed = threading.Condition(threading.Lock())
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. Raises RuntimeError if the system gives no more threads."""
+        """Start the thread. Raises RuntimeError if the system is out of threads."""
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record)
         except Exception:
-            line = traceback.format_exc()  # `handleError` would write to standard error, and wait for the reader
+            line = traceback.format_exc()  # `handleError` would write to standard error and may block
         data = self._encoded(line)
         with self._changed:
             self._full = self._bytes > QUEUE_BYTES // 2 if self._full else self._bytes + len(data) > QUEUE_BYTES
@@ -100,7 +99,7 @@ class QueuedHandler(logging.Handler):
             self._changed.notify_all()
 
     def drain(self, seconds: float) -> bool:
-        """Wait for up to `seconds` until each line was written. Returns whether each was."""
+        """Wait up to `seconds` until all lines are written. Returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._lines, seconds)
 
@@ -129,14 +128,14 @@ class QueuedHandler(logging.Handler):
         while left:
             try:
                 left = left[self._write(left) :]
-            except BlockingIOError:  # another process that shares the stream has set it so
+            except BlockingIOError:  # a process that shares the stream has made it non-blocking
                 time.sleep(WRITE_AGAIN)
-            except OSError:  # the reader has gone, or the disk is full
+            except OSError:  # the reader has exited, or the disk is full
                 return False
         return True
 
     def _report(self) -> None:
-        """Queue a line about the dropped lines, unless nothing can be written. The caller has the lock."""
+        """Queue a report of the dropped lines unless writes fail. The caller holds the lock."""
         if not self._unreported or self._broken:
             return
         about = {"name": __name__, "levelname": "WARNING", "levelno": logging.WARNING, "lines": self._unreported}
@@ -153,10 +152,7 @@ class QueuedHandler(logging.Handler):
 
 
 def write_behind() -> None:
-    """
-    From now on no thread of this process waits for the reader of the log. For a daemon: other commands end soon, and
-    lose no line.
-    """
+    """Queue the log lines of a daemon, so that a slow reader blocks no thread. Short commands must not lose lines."""
     root = logging.getLogger()
     for place, handler in enumerate(root.handlers):
         if isinstance(handler, _Direct):
@@ -165,7 +161,7 @@ def write_behind() -> None:
                 queued.setFormatter(handler.formatter)
                 queued.start()
             except (OSError, ValueError, RuntimeError):
-                continue  # there is no descriptor, or the system gives no more threads
+                continue  # there is no descriptor, or the system is out of threads
             root.handlers[place] = queued
 
 
@@ -175,7 +171,7 @@ def dropped_lines() -> int:
 
 
 def drain(seconds: float) -> bool:
-    """Wait for up to `seconds` until each line was written. Returns whether each was."""
+    """Wait up to `seconds` until all lines are written. Returns whether they are."""
     return all([handler.drain(seconds) for handler in _queued()])
 
 
@@ -184,13 +180,13 @@ def _queued() -> list[QueuedHandler]:
 
 
 class _Direct(logging.StreamHandler[TextIO]):
-    """The thread that logs a line writes the line."""
+    """Writes each line in the thread that logs it."""
 
 
 def configure(level: str, form: str) -> None:
-    """Set up the log of the process. `form`: text, json, or auto: text on a terminal, else json."""
+    """Set up logging. `form`: text, json, or auto for text on a terminal and json elsewhere."""
     root = logging.getLogger()
-    # After a reload the same thread goes on.
+    # A reload keeps the thread.
     handler = next(iter(_queued()), None) or _Direct(sys.stderr)
     formatter: logging.Formatter = TextFormatter()
     if is_json(form):
@@ -212,12 +208,12 @@ def _word(value: object) -> str:
 
 
 def is_json(form: str) -> bool:
-    """Whether lines of this `log.format` are JSON."""
+    """Whether this `log.format` writes JSON lines."""
     return form == "json" or (form == "auto" and not sys.stderr.isatty())
 
 
 def _to_journal() -> bool:
-    """Whether standard error is the stream to the journal that systemd names by device and inode."""
+    """Whether standard error is systemd's journal stream, which JOURNAL_STREAM identifies."""
     try:
         about = os.fstat(sys.stderr.fileno())
     except (OSError, ValueError):
@@ -226,14 +222,14 @@ def _to_journal() -> bool:
 
 
 class LogThrottle:
-    """Lets a line that would be repeated through once a minute."""
+    """Throttles a repeated log line to one a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._next = 0.0
 
     def __call__(self) -> bool:
-        """Whether the line is due."""
+        """Whether to log the line now."""
         due = self._clock() >= self._next
         if due:
             self._next = self._clock() + REPEAT_AFTER
@@ -242,20 +238,20 @@ class LogThrottle:
 
 class Trouble:
     """
-    Decides which lines to write about work that fails again and again: the first failure, a new reason, one failure
-    every 5 minutes, and the end.
+    Throttles the log lines of work that keeps failing: logs the first failure, each new reason, one failure every 5
+    minutes, and the recovery.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The reasons that were written lately; empty while the work succeeds.
+        #: The recently logged reasons; empty while the work succeeds.
         self._reasons: set[str] = set()
         self._repeat_at = 0.0
-        #: How often the work has failed in a row, and since when (by the clock).
+        #: The number of consecutive failures, and when the first one happened.
         self._failures, self._since = 0, 0.0
 
     def is_news(self, reason: str) -> bool:
-        """The work failed. Returns whether to write a line."""
+        """Note a failure. Returns whether to log it."""
         now = self._clock()
         if not self._reasons:
             self._failures, self._since = 0, now
@@ -269,7 +265,7 @@ class Trouble:
         return True
 
     def end(self) -> dict[str, object] | None:
-        """The work succeeded. Returns the fields of the line to write; None if the work did not fail before."""
+        """Note a success. Returns the fields of the recovery's log line, if the work had failed before."""
         if not self._reasons:
             return None
         self._reasons.clear()
@@ -277,10 +273,10 @@ class Trouble:
 
 
 class Outage:
-    """A task that waits for Redis: logged as `Trouble` says."""
+    """Logs when a task waits for Redis, throttled by `Trouble`."""
 
     def __init__(self, log: logging.Logger, task: str, fields: Mapping[str, object]) -> None:
-        """`task` begins both lines: `<task> waits for redis`, `<task> goes on`."""
+        """`task` starts both lines: `<task> waits for redis`, `<task> goes on`."""
         self._log = log
         self._task = task
         self._fields = dict(fields)

@@ -1,4 +1,4 @@
-"""Every metric of sweeperd, a line each. A counter goes up when its effect is known to have happened."""
+"""Defines every metric of sweeperd. A counter increases once its effect is known to have happened."""
 
 import contextlib
 import functools
@@ -21,38 +21,44 @@ from prometheus_client.core import CounterMetricFamily
 from sweeperd import __version__
 from sweeperd.logs import dropped_lines
 
-#: If a name is too long, the label ends with so many hex digits of a hash.
+#: The number of hex digits of the hash that ends the label of a long name.
 _HASH = 8
-#: The label shared by the tenants without their own label.
+#: The label of all tenants beyond the limit.
 OTHER_TENANTS = "_other"
 #: The built-in kind.
 _RESERVATIONS = "reservations"
-#: Seconds. One request.
+#: For one request, seconds.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-#: The states of an endpoint, the worst last.
+#: The states of an endpoint from best to worst.
 ENDPOINT_STATES = ("delivering", "muted", "open", "paused")
-#: The labels of measurements of the sweep of one kind on one shard.
-SWEEP = ["shard", "kind"]
-#: Seconds. A sweep of an idle shard takes a millisecond, a drain as long as its time budget.
+#: Labels.
+SHARD, ENDPOINT, SWEEP, GROUP, RESULT = (
+    ["shard"],
+    ["endpoint"],
+    ["shard", "kind"],
+    ["shard", "group"],
+    ["endpoint", "result"],
+)
+#: From the sweep of an idle shard to a drain that uses its whole time budget, seconds.
 SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
-#: Seconds. Up to the precision when all is well, without a precision up to the interval, hours after an outage.
+#: Normally up to the precision, or to the interval without one; hours after an outage. Seconds.
 LAG_BUCKETS = (0.005, 0.015, 0.03, 0.06, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 3600, 14400, 86400)
-#: All outcomes counted by the Cycles services. Ours are the first three.
+#: All outcomes that the Cycles services count. sweeperd has only the first three.
 CYCLES_OUTCOMES = ("success", "failed", "skipped_locked", "skipped_disabled", "lease_error", "lease_lost")
-#: If a reservation has no tenant, its tenant in the metrics of the Cycles services.
+#: The label of a missing tenant in the metrics of the Cycles services.
 CYCLES_NO_TENANT = "UNKNOWN"
 _CYCLES_JOB = "reservation_expiry"
-#: Seconds. A maximum is forgotten after one to two of these.
+#: A maximum is forgotten after one to two of these, seconds.
 _RECENT = 60
 
-# A `_created` series for each counter would double the size of a scrape, and nothing here uses it.
+# An unused `_created` series for each counter would double the size of a scrape.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class TenantLabels:
     """
-    The label of a tenant. The first `limit` tenants have a label each, and all further tenants share `_other`, because
-    each label makes a new series. If a name is longer than `length`, the label is cut and ends with a hash of the name.
+    Bounds the number of series. The first `limit` tenants get their own label, and all others share `_other`. A name
+    longer than `length` is truncated and ends with a hash.
     """
 
     def __init__(self, limit: int, length: int) -> None:
@@ -74,22 +80,22 @@ class TenantLabels:
 
 
 class KeptCounter:
-    """A counter with values kept in Redis, because the counters of a command end with the process."""
+    """A counter whose values are stored in Redis, because it counts commands, which are separate processes."""
 
     def __init__(self, name: str, documentation: str, labels: list[str]) -> None:
         self.labels = labels
         self._family = name, documentation
         self._lock = threading.Lock()
-        #: Shard -> value by the second label.
+        #: Shard -> second label -> value.
         self._values: dict[str, dict[str, int]] = {}
 
     def set(self, shard: str, values: dict[str, int]) -> None:
-        """The values of one shard, read from Redis."""
+        """Set the values of one shard."""
         with self._lock:
             self._values[shard] = dict(values)
 
     def forget(self, shard: str) -> None:
-        """Forget a shard that is configured no more."""
+        """Drop the series of a shard that is no longer configured."""
         with self._lock:
             self._values.pop(shard, None)
 
@@ -104,61 +110,53 @@ class KeptCounter:
 
 
 class LogLines:
-    """Counts the log lines that this process has dropped."""
+    """The counter of log lines that this process has dropped."""
 
     labels: tuple[str, ...] = ()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """The sample, for the registry."""
         name = "sweeperd_log_lines_dropped_total"
-        yield CounterMetricFamily(name, "Log lines dropped because nobody read the log fast enough", dropped_lines())
+        yield CounterMetricFamily(name, "Log lines dropped because the log was read too slowly", dropped_lines())
 
 
 class ReconcileMetrics:
-    """The daily walks over reservations and kinds, all shards. Not `lasting`: a run that ends and makes no walks."""
+    """Metrics of the daily walks. Not `lasting`: for a single run, which makes no walks."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry if lasting else None)
         gauge = functools.partial(Gauge, registry=registry if lasting else None)
-        #: Shard -> the walked kinds, and the findings shown for each.
+        #: Shard -> kind -> its findings.
         self._shown: dict[str, dict[str, list[str]]] = {}
         self.findings = gauge(
             "sweeperd_reconcile_findings",
-            "What the last walk found wrong, by the kind of entries that it walked and by finding",
+            "Findings of the last walk",
             ["shard", "kind", "finding"],
         )
         self.last = gauge(
-            "sweeperd_reconcile_last_timestamp_seconds",
-            "When the last walk ended, by the kind of entries that it walked",
-            SWEEP,
+            "sweeperd_reconcile_last_timestamp_seconds", "When the last walk over a kind's entries ended", SWEEP
         )
         self.foreign_expiries = gauge(
-            "sweeperd_foreign_expiries",
-            "Reservations that another sweeper expired, by the last walk over all reservations",
-            ["shard"],
+            "sweeperd_foreign_expiries", "Reservations expired by another sweeper, as of the last walk", SHARD
         )
-        self.runs = counter(
-            "sweeperd_reconcile_runs_total",
-            "Walks of this process, by the kind of entries and by result",
-            ["shard", "kind", "result"],
-        )
+        self.runs = counter("sweeperd_reconcile_runs_total", "Walks of this process by result", [*SWEEP, "result"])
 
     def announce(self, shard: str, kind: str, findings: list[str]) -> None:
-        """Show the series of the walks at 0 from the start; the findings are shown after the first walk."""
+        """Create the series of a kind's walks at 0. The findings appear after the first walk."""
         self._shown.setdefault(shard, {})[kind] = findings
         for result in ("ok", "error"):
             self.runs.labels(shard, kind, result)
 
     def reconciled(self, shard: str, kind: str, counts: dict[str, int], finished_at: float) -> None:
-        """Set the findings of the last walk, by any process; `finished_at`: Unix time."""
+        """Set the findings of the last walk of any process. `finished_at`: Unix time."""
         for finding, count in counts.items():
             self.findings.labels(shard, kind, finding).set(count)
         self.last.labels(shard, kind).set(finished_at)
 
     def retain(self, shard: str, kinds: Collection[str]) -> None:
         """
-        From now on only `kinds` are walked on the shard. Drop the findings of all other kinds, because these findings
-        would never change again, and the counts of walks, because with a count an alert waits for the first walk.
+        Keep only the series of these kinds. The findings of other kinds would never change again, and their counts of
+        walks would make an alert wait for the next walk.
         """
         known = self._shown.get(shard, {})
         for name in known.keys() - set(kinds):
@@ -171,91 +169,72 @@ class ReconcileMetrics:
                 _remove(self.foreign_expiries, shard)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, drop all its series."""
+        """Drop all series of a shard that is no longer configured."""
         self.retain(shard, ())
         self._shown.pop(shard, None)
 
 
 def _remove(metric: Gauge | Counter, *labels: str) -> None:
-    """Remove a series, if there is one."""
+    """Remove a series if it exists."""
     with contextlib.suppress(KeyError):
         metric.remove(*labels)
 
 
 class WebhookMetrics:
-    """The delivery, all endpoints. Not `lasting`: a run that ends."""
+    """Metrics of deliveries. Not `lasting`: for a single run."""
 
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
         gauge = functools.partial(Gauge, registry=registry)
         histogram = functools.partial(Histogram, registry=registry)
         self._lock = threading.Lock()
-        #: Endpoint -> shard -> events not acknowledged yet, age of the oldest.
+        #: Endpoint -> shard -> backlog, age of the oldest event.
         self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
-        #: Endpoint -> shard -> state of the endpoint there.
+        #: Endpoint -> shard -> state.
         self._states: dict[str, dict[str, str]] = {}
-        #: Shard -> the measured groups of other programs.
+        #: Shard -> its groups of `events.groups`.
         self._groups: dict[str, set[str]] = {}
-        self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", ["endpoint", "result"])
-        self.events = counter(
-            "sweeperd_webhook_events_total",
-            "Events sent, by the result of their request after its quick retries",
-            ["endpoint", "result"],
-        )
+        self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", RESULT)
+        self.events = counter("sweeperd_webhook_events_total", "Events sent, by result after immediate retries", RESULT)
         self.duration = histogram(
-            "sweeperd_webhook_duration_seconds",
-            "How long a webhook request took",
-            ["endpoint"],
-            buckets=WEBHOOK_BUCKETS,
+            "sweeperd_webhook_duration_seconds", "Duration of webhook requests", ENDPOINT, buckets=WEBHOOK_BUCKETS
         )
-        self.pending = gauge("sweeperd_webhook_pending_events", "Events that are to be sent", ["endpoint"])
+        self.pending = gauge("sweeperd_webhook_pending_events", "Undelivered events", ENDPOINT)
         self._deliverable = gauge(
-            "sweeperd_webhook_deliverable_events",
-            "Events that are to be sent, and whose endpoint takes events: for autoscaling",
-            ["endpoint"],
+            "sweeperd_webhook_deliverable_events", "Undelivered events that can be sent now, for autoscaling", ENDPOINT
         )
         self.oldest_pending = gauge(
-            "sweeperd_webhook_oldest_pending_seconds", "Age of the oldest event that is to be sent", ["endpoint"]
+            "sweeperd_webhook_oldest_pending_seconds", "Age of the oldest undelivered event", ENDPOINT
         )
         self._endpoint_state = gauge(
             "sweeperd_endpoint_state",
-            "1 for the state that an endpoint is in, for this process, else 0; of several shards the worst",
+            "1 for the endpoint's current state in this process, else 0; the worst of all shards",
             ["endpoint", "state"],
             registry=registry if lasting else None,
         )
-        self.dead_letters = counter("sweeperd_webhook_dead_letters_total", "Deliveries given up on", ["endpoint"])
+        self.dead_letters = counter("sweeperd_webhook_dead_letters_total", "Dead letters written", ENDPOINT)
         self.groups_remade = counter(
-            "sweeperd_groups_remade_total", "Consumer groups that were lost and made again at their position", ["shard"]
+            "sweeperd_groups_remade_total", "Lost consumer groups that were created again at their position", SHARD
         )
         self._group_oldest = gauge(
-            "sweeperd_stream_group_oldest_seconds",
-            "Age of the oldest event that a group of events.groups has not acknowledged",
-            ["shard", "group"],
+            "sweeperd_stream_group_oldest_seconds", "Age of the oldest event a group has not acknowledged", GROUP
         )
         self._group_trimmed = counter(
-            "sweeperd_stream_group_trimmed_total",
-            "Events that were removed before a group of events.groups had acknowledged them",
-            ["shard", "group"],
+            "sweeperd_stream_group_trimmed_total", "Events trimmed before a group acknowledged them", GROUP
         )
         self.dropped_attempts = counter(
-            "sweeperd_webhook_dropped_attempts_total",
-            "Attempts that are missing in the log of attempts, because Redis refused them or they were too many",
-            ["endpoint"],
+            "sweeperd_webhook_dropped_attempts_total", "Attempts that could not be recorded in Redis", ENDPOINT
         )
-        self.rate_waits = counter(
-            "sweeperd_webhook_rate_waits_total", "Requests that waited for max_rate", ["endpoint"]
-        )
+        self.rate_waits = counter("sweeperd_webhook_rate_waits_total", "Requests delayed by max_rate", ENDPOINT)
         self.relay_waiting = gauge(
-            "sweeperd_relay_waiting", "1 while events wait for the dispatcher of Cycles, else 0", ["shard"]
+            "sweeperd_relay_waiting", "1 while events wait for Cycles' dispatcher, else 0", SHARD
         )
         self.sweep_waits = counter(
-            "sweeperd_webhook_sweep_waits_total",
-            "Events, or batches of the relay, that waited for their turn beside a sweep of the same process",
-            ["endpoint"],
+            "sweeperd_webhook_sweep_waits_total", "Events or relay batches delayed by a sweep of this process", ENDPOINT
         )
 
     def announce(self, endpoint: str) -> None:
-        """Show an endpoint's series at 0 from the start."""
+        """Create an endpoint's series at 0."""
         for result in ("delivered", "rejected", "failed"):
             self.attempts.labels(endpoint, result)
             self.events.labels(endpoint, result)
@@ -265,8 +244,8 @@ class WebhookMetrics:
 
     def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
         """
-        Set how many events wait for an endpoint on one shard. The gauges show the sum and the oldest of all shards; if
-        a shard cannot be measured now, the last measurement counts.
+        Set the backlog of an endpoint on one shard. The gauges show the sum, and the oldest, of each shard's latest
+        measurement.
         """
         with self._lock:
             on_shards = self._waiting.setdefault(endpoint, {})
@@ -274,7 +253,7 @@ class WebhookMetrics:
             self._show_waiting(endpoint, on_shards)
 
     def endpoint_state(self, shard: str, endpoint: str, state: str) -> None:
-        """Set the state of an endpoint on one shard, a member of ENDPOINT_STATES."""
+        """Set the state of an endpoint on one shard, one of ENDPOINT_STATES."""
         with self._lock:
             on_shards = self._states.setdefault(endpoint, {})
             on_shards[shard] = state
@@ -283,7 +262,7 @@ class WebhookMetrics:
                 self._show_waiting(endpoint, self._waiting[endpoint])
 
     def forget(self, endpoint: str) -> None:
-        """If an endpoint is configured no more, drop the gauges; the counters stay."""
+        """Drop the gauges of an endpoint that is no longer configured."""
         with self._lock:
             if self._waiting.pop(endpoint, None) is not None:
                 self.pending.remove(endpoint)
@@ -294,20 +273,20 @@ class WebhookMetrics:
                     self._endpoint_state.remove(endpoint, state)
 
     def stream_group(self, shard: str, group: str, oldest_seconds: float, trimmed: int) -> None:
-        """Set the age of the oldest event that a group of `events.groups` has not acknowledged, and count losses."""
+        """Set the age of a group's oldest unacknowledged event, and count its trimmed events."""
         self._groups.setdefault(shard, set()).add(group)
         self._group_oldest.labels(shard, group).set(oldest_seconds)
         self._group_trimmed.labels(shard, group).inc(trimmed)
 
     def retain_groups(self, shard: str, groups: Collection[str]) -> None:
-        """From now on only `groups` are in `events.groups`: drop the gauges of all others; the counters stay."""
+        """Drop the gauges of all groups except these."""
         known = self._groups.get(shard, set())
         for group in known - set(groups):
             _remove(self._group_oldest, shard, group)
             known.remove(group)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, the waiting events of the shard count no more."""
+        """Leave out a shard that is no longer configured."""
         self.retain_groups(shard, ())
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
@@ -332,7 +311,7 @@ class WebhookMetrics:
 
 
 class RecentMaximum:
-    """The greatest value of the last one to two minutes, 0 if there is none. `clock`: monotonic, seconds."""
+    """The maximum of the last one to two minutes, or 0. `clock`: monotonic, seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -358,20 +337,17 @@ class RecentMaximum:
 
 
 class CyclesMetrics:
-    """
-    The metrics of the Cycles services' own expiry sweep, so alerts on them go on working; without a registry they are
-    counted for nobody.
-    """
+    """The metrics of the Cycles services' own expiry sweep, so that alerts on them keep working."""
 
     def __init__(self, registry: CollectorRegistry | None, tenants: TenantLabels, *, tenant_label: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
         self._tenants = tenants if tenant_label else None
         tenant = ["tenant"] if tenant_label else []
         self._runs = counter("cycles_maintenance_runs_total", "Sweeps by outcome", ["job", "outcome"])
-        # Micrometer's timer: a count, a sum, and a maximum that is forgotten after a while.
+        # A timer of Micrometer: a count, a sum and a recent maximum.
         self._duration = Summary(
             "cycles_maintenance_duration_seconds",
-            "How long sweeps took, with their wait for the lease",
+            "Duration of sweeps, including their wait for the lease",
             ["job", "outcome"],
             registry=registry,
         )
@@ -384,7 +360,7 @@ class CyclesMetrics:
         self._longest = {outcome: RecentMaximum() for outcome in CYCLES_OUTCOMES}
         self._expired = counter("cycles_reservations_expired_total", "Reservations expired", tenant)
         self._quarantined = counter(
-            "cycles_reservations_quarantined_total", "Reservations set aside", [*tenant, "reason"]
+            "cycles_reservations_quarantined_total", "Reservations quarantined", [*tenant, "reason"]
         )
         for outcome, maximum in self._longest.items():
             self._runs.labels(_CYCLES_JOB, outcome)
@@ -392,13 +368,13 @@ class CyclesMetrics:
             longest.labels(_CYCLES_JOB, outcome).set_function(maximum.value)
 
     def expired(self, tenant: str, count: int = 1) -> None:
-        """Count expired reservations of a tenant. The Cycles services count none without a tenant."""
+        """Count expired reservations of a tenant. The Cycles services skip those without one."""
         if tenant:
             labels = self._tenant(tenant)
             (self._expired.labels(*labels) if labels else self._expired).inc(count)
 
     def quarantined(self, tenant: str, reason: str) -> None:
-        """Count a reservation in quarantine."""
+        """Count a quarantined reservation."""
         self._quarantined.labels(*self._tenant(tenant), reason).inc()
 
     def ran(self, outcome: str, seconds: float) -> None:
@@ -414,7 +390,7 @@ class CyclesMetrics:
 
 
 class SweepMetrics:
-    """The sweep, all kinds on all shards."""
+    """Metrics of the sweeps."""
 
     def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool, cycles: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
@@ -423,64 +399,52 @@ class SweepMetrics:
         self._tenant_label = tenant_label
         self._tenants = tenants
         self.cycles = CyclesMetrics(registry if cycles else None, tenants, tenant_label=tenant_label and cycles)
-        #: Shard -> the kinds swept there.
+        #: Shard -> its kinds.
         self._swept: dict[str, set[str]] = {}
         self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
         self.sweep_duration = histogram(
-            "sweeperd_sweep_duration_seconds", "How long a sweep took", SWEEP, buckets=SWEEP_BUCKETS
+            "sweeperd_sweep_duration_seconds", "Duration of sweeps", SWEEP, buckets=SWEEP_BUCKETS
         )
-        self.pipeline_depth = gauge(
-            "sweeperd_pipeline_depth", "Script calls on their way to Redis at once, in the last sweep", SWEEP
-        )
-        self.candidates = counter("sweeperd_candidates_total", "Index entries decided, by outcome", [*SWEEP, "outcome"])
+        self.pipeline_depth = gauge("sweeperd_pipeline_depth", "Script calls in flight in the last sweep", SWEEP)
+        self.candidates = counter("sweeperd_candidates_total", "Decided index entries by outcome", [*SWEEP, "outcome"])
         self._expired = counter(
             "sweeperd_expired_total", "Entries expired", ["kind", "tenant"] if tenant_label else ["kind"]
         )
         self.expiry_lag = histogram(
-            "sweeperd_expiry_lag_seconds", "From deadline and grace to the expiry", SWEEP, buckets=LAG_BUCKETS
+            "sweeperd_expiry_lag_seconds", "From the end of the grace to the expiry", SWEEP, buckets=LAG_BUCKETS
         )
-        self.due_entries = gauge("sweeperd_due_entries", "Index entries whose deadline has passed", SWEEP)
-        self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How long ago the oldest deadline passed", SWEEP)
-        self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries set aside for an operator", SWEEP)
+        self.due_entries = gauge("sweeperd_due_entries", "Index entries past their deadline", SWEEP)
+        self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How overdue the oldest deadline is", SWEEP)
+        self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries in quarantine", SWEEP)
         self.far_ahead = gauge(
-            "sweeperd_far_ahead_entries",
-            "Index entries whose deadline is more than 100 years ahead, so it is probably not in milliseconds",
-            SWEEP,
+            "sweeperd_far_ahead_entries", "Entries due in over 100 years, so probably not in milliseconds", SWEEP
         )
         self.protected_entries = gauge(
-            "sweeperd_protected_entries", "Overdue entries of a kind that `unless` protects from their expiry", SWEEP
+            "sweeperd_protected_entries", "Overdue entries that `unless` protects from expiry", SWEEP
         )
         self.oldest_protected = gauge(
-            "sweeperd_oldest_protected_seconds", "How long ago the grace of the oldest protected entry ended", SWEEP
+            "sweeperd_oldest_protected_seconds", "How overdue the oldest protected entry is", SWEEP
         )
         self.held_entries = gauge(
-            "sweeperd_held_entries", "Due entries that stay in the index because their kind is unproven", SWEEP
+            "sweeperd_held_entries", "Due entries held back because their kind is unproven", SWEEP
         )
-        self.unproven = gauge("sweeperd_unproven_kind", "Whether no entry of the kind was seen alive yet", SWEEP)
+        self.unproven = gauge("sweeperd_unproven_kind", "1 until an entry of the kind is seen alive, else 0", SWEEP)
         self.unexpected = counter(
             "sweeperd_unexpected_outcomes_total",
-            "Entries that ended as the settings do not name (`skipped`), or had no hash in bulk (`not_found`)",
+            "Entries with an unknown end state (`skipped`), or without a hash in bulk (`not_found`)",
             [*SWEEP, "outcome"],
         )
         self.missing_budgets = counter(
-            "sweeperd_missing_budgets_total", "Budgets and counters that did not exist at expiry", SWEEP
+            "sweeperd_missing_budgets_total", "Budgets and counters missing at expiry", SWEEP
         )
-        self.expiry_spikes = counter(
-            "sweeperd_expiry_spikes_total", "Times that a tenant's rate of expiries rose above its usual one", ["shard"]
-        )
-        self.closed_budgets = counter(
-            "sweeperd_closed_budgets_total", "Scopes whose budget was closed before the expiry", ["shard"]
-        )
-        self.quarantined = counter(
-            "sweeperd_quarantined_total", "Entries put into quarantine", ["shard", "kind", "reason"]
-        )
-        self.leases_lost = counter(
-            "sweeperd_leases_lost_total", "Leases that were gone before their sweep ended", SWEEP
-        )
-        self.redis_up = gauge("sweeperd_redis_up", "Whether Redis answers and can be written", ["shard"])
+        self.expiry_spikes = counter("sweeperd_expiry_spikes_total", "Spikes of a tenant's expiry rate", SHARD)
+        self.closed_budgets = counter("sweeperd_closed_budgets_total", "Scopes with a closed budget at expiry", SHARD)
+        self.quarantined = counter("sweeperd_quarantined_total", "Entries quarantined by reason", [*SWEEP, "reason"])
+        self.leases_lost = counter("sweeperd_leases_lost_total", "Leases lost during a sweep", SWEEP)
+        self.redis_up = gauge("sweeperd_redis_up", "1 if Redis responds and accepts writes, else 0", SHARD)
 
     def announce(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
-        """Show the series of a kind on a shard at 0 from the start, so rates see the first event."""
+        """Create the series of a kind on a shard at 0, so that rates include the first event."""
         self._swept.setdefault(shard, set()).add(kind)
         for result in ("ok", "error", "standby"):
             self.sweeps.labels(shard, kind, result)
@@ -497,14 +461,14 @@ class SweepMetrics:
         self.redis_up.labels(shard)
 
     def expired(self, kind: str, tenant: str, count: int = 1) -> None:
-        """Count expiries, for their tenant if tenants are told apart."""
+        """Count expiries, by tenant if `tenant_label` is set."""
         if self._tenant_label:
             self._expired.labels(kind, self._tenants.label(tenant)).inc(count)
         else:
             self._expired.labels(kind).inc(count)
 
     def retain(self, shard: str, kinds: Collection[str]) -> None:
-        """From now on only `kinds` are swept on the shard: drop the gauges of all others; the counters stay."""
+        """Drop the gauges of all kinds except these."""
         swept = self._swept.get(shard, set())
         backlog = (self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
         more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven)
@@ -514,16 +478,13 @@ class SweepMetrics:
             swept.remove(kind)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, drop the gauges; the counters stay."""
+        """Drop the gauges of a shard that is no longer configured."""
         self.retain(shard, ())
         _remove(self.redis_up, shard)
 
 
 class Metrics:
-    """
-    All metrics of one process, in a separate registry. Not `lasting`: a run that ends, without the metrics that only a
-    lasting process can fill.
-    """
+    """All metrics of one process in their own registry. Not `lasting`: only those that a single run can fill."""
 
     def __init__(
         self,
@@ -534,42 +495,39 @@ class Metrics:
         cycles: bool = False,
         lasting: bool = True,
     ) -> None:
-        """`cycles`: count under the names of the Cycles services too. The rest are the settings of `[metrics]`."""
+        """`cycles`: also count under the names of the Cycles services. The rest are the settings of `[metrics]`."""
         self.registry = registry = CollectorRegistry()
         tenants = TenantLabels(tenant_limit, tenant_length)
         self.sweep = SweepMetrics(registry, tenants, tenant_label=tenant_label, cycles=cycles)
         self.webhooks = WebhookMetrics(registry, lasting=lasting)
         self.reconcile = ReconcileMetrics(registry, lasting=lasting)
-        #: By result; SIGHUP asks for a reload.
         self.reloads = Counter(
             "sweeperd_reloads_total", "Reloads of the settings", ["result"], registry=registry if lasting else None
         )
         for result in ("ok", "refused"):
             self.reloads.labels(result)
         self.operator_actions = KeptCounter(
-            "sweeperd_operator_actions_total", "Actions of operators, counted in Redis", ["shard", "action"]
+            "sweeperd_operator_actions_total", "Operator actions, counted in Redis", ["shard", "action"]
         )
         self.operator_changes = KeptCounter(
-            "sweeperd_operator_changes_total",
-            "Entries and events that actions of operators changed, counted in Redis",
-            ["shard", "action"],
+            "sweeperd_operator_changes_total", "Entries and events changed by operators", ["shard", "action"]
         )
         if lasting:
             registry.register(self.operator_actions)
             registry.register(self.operator_changes)
             registry.register(LogLines())
-            # node_exporter has series of the same names, and refuses a file with such names.
+            # node_exporter has its own series of these names, and rejects a file that contains them.
             ProcessCollector(registry=registry)
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
     def retain(self, shard: str, kinds: Collection[str], groups: Collection[str]) -> None:
-        """From now on the shard has only these kinds and groups of other programs: drop the gauges of all others."""
+        """Drop the gauges of all kinds and groups of the shard except these."""
         self.sweep.retain(shard, kinds)
         self.webhooks.retain_groups(shard, groups)
 
     def forget_shard(self, shard: str) -> None:
-        """If a shard is configured no more, drop the gauges and the counters of walks; other counters stay."""
+        """Drop the series of a shard that is no longer configured, except counters of events."""
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)

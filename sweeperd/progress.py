@@ -1,6 +1,7 @@
 """
-Progress of a thread's work: what a lease, a heartbeat and a health check vouch for. A thread that lives need not move:
-it may wait for a lock, a name server or a full pipe.
+Tracks the progress of each thread's work for leases, heartbeats and health checks.
+
+A thread that is alive may still hang, for example on a lock, a name server or a full pipe.
 """
 
 import contextlib
@@ -9,46 +10,46 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-#: A thread that waits moves so often, seconds.
+#: How often a waiting thread reports progress, seconds.
 BEAT = 1.0
 
 
 class Progress:
-    """The work of one thread. That thread calls `step`, `allow` and `rest`; other threads may ask."""
+    """The progress of one thread's work. Only that thread calls `step`, `allow` and `rest`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: When the work last moved, and until when the present step may last; by the clock.
+        #: When the work last made progress, and the deadline of the current step, by the clock.
         self._moved_at, self._allowed_until = clock(), math.inf
 
     def step(self) -> None:
-        """The work moves."""
-        # In this order: another thread may ask in between.
+        """Report progress."""
+        # In this order, because another thread may read in between.
         self._moved_at = self._clock()
         self._allowed_until = -math.inf
 
     def allow(self, seconds: float) -> None:
-        """The present step may last so long: a request, a script in Redis, a pause that the work chose."""
+        """Let the current step, such as a request or a script in Redis, take this long."""
         self._allowed_until = self._clock() + seconds
 
     def rest(self) -> None:
-        """There is no work until the next `step`."""
+        """Report that there is no work until the next `step`."""
         self._allowed_until = math.inf
 
     @property
     def moved_at(self) -> float:
-        """When the work last moved, by the clock; now, if it rests or its step may still last."""
+        """When the work last made progress, by the clock; now if it rests or its step may still take time."""
         return max(self._moved_at, min(self._clock(), self._allowed_until))
 
     @property
     def silent_for(self) -> float:
-        """How long ago the work last moved, seconds."""
+        """How long ago the work last made progress, seconds."""
         now = self._clock()
         return now - max(self._moved_at, min(now, self._allowed_until))
 
 
 class _Current(threading.local):
-    """The work of the current thread: what moves it, such as a reply of Redis, is far from what vouches for it."""
+    """The progress of the current thread. A reply of Redis counts as progress, far from the code that checks it."""
 
     progress: Progress | None = None
 
@@ -58,7 +59,7 @@ _current = _Current()
 
 @contextlib.contextmanager
 def working(progress: Progress | None = None) -> Iterator[Progress]:
-    """The block is this work; without an argument the present work of the thread, or a new one."""
+    """Track the block as this work; by default as the current work of the thread, or a new one."""
     before = _current.progress
     work = progress or before or Progress()
     _current.progress = work
@@ -72,25 +73,25 @@ def working(progress: Progress | None = None) -> Iterator[Progress]:
 
 
 def step() -> None:
-    """The current thread's work moves, if it has any."""
+    """Report progress of the current thread's work."""
     if _current.progress is not None:
         _current.progress.step()
 
 
 def allow(seconds: float) -> None:
-    """The present step of the current thread's work may last so long."""
+    """Let the current step of the current thread's work take this long."""
     if _current.progress is not None:
         _current.progress.allow(seconds)
 
 
 def rest() -> None:
-    """The current thread's work waits for something to do."""
+    """Report that the current thread's work is idle."""
     if _current.progress is not None:
         _current.progress.rest()
 
 
 def pause(stop: threading.Event, seconds: float) -> bool:
-    """Wait for `stop`, for up to so many seconds, as a part of the current thread's work. Returns whether it came."""
+    """Wait up to `seconds` for `stop` while reporting progress. Returns whether `stop` is set."""
     end, left = time.monotonic() + seconds, seconds
     while left > BEAT:
         step()

@@ -1,4 +1,4 @@
-"""Bytes from Redis as numbers, and as text for people."""
+"""Converts bytes and numbers from Redis to text for operators, and back."""
 
 import contextlib
 import functools
@@ -13,19 +13,19 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 def decode(value: bytes) -> str:
-    """As UTF-8; if bytes are not UTF-8, they are escaped (`\\xff`)."""
+    """Decode UTF-8. Invalid bytes are escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")
 
 
 def whole(value: bytes) -> int | None:
-    """A number without a sign, of 19 digits at most: int64 has no more. None if the text is no such number."""
+    """Parse an unsigned number of up to 19 digits, as many as int64 has; None if malformed."""
     return int(value) if value.isdigit() and len(value) <= 19 else None
 
 
 def strings(value: bytes) -> tuple[bytes, ...]:
-    """The strings of a JSON array, in bytes. Raises ValueError if the value is no such array."""
+    """The strings of a JSON array as bytes. Raises ValueError if the value is not an array of strings."""
     if value == b"[]":
-        return ()  # the usual case
+        return ()  # the common case
     items = json.loads(value.decode("utf-8", "surrogateescape"))
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError("not an array of strings")
@@ -33,12 +33,12 @@ def strings(value: bytes) -> tuple[bytes, ...]:
 
 
 def moment_ms(score: bytes | float) -> float:
-    """The score of a sorted set as ms since the epoch: from 0 to 2^53, even if the score is less, more, or infinite."""
+    """The score of a sorted set as ms since the epoch, clamped to 0 to 2^53."""
     return min(max(float(score), 0.0), 2.0**53)
 
 
 def decode_list(value: bytes) -> tuple[str, ...]:
-    """A JSON array of strings, each in the form of `shown`. Raises ValueError if the value is no such array."""
+    """The decoded strings of a JSON array. Raises ValueError if the value is not an array of strings."""
     return tuple(decode(item) for item in strings(value))
 
 
@@ -49,19 +49,19 @@ def rfc3339(milliseconds: int) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _second(seconds: int) -> str:
-    """Cached: if entries expire together, they have the same seconds, again and again."""
+    """Cached, because entries that expire together share their second."""
     return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
 
 
 def timestamp(milliseconds: float | None) -> str | None:
-    """A moment in ms since the epoch as RFC 3339. None without a moment, and for a moment beyond the calendar."""
+    """A time in ms since the epoch as RFC 3339; None without a time or beyond the year 9999."""
     with contextlib.suppress(OverflowError, ValueError, OSError):
         return None if milliseconds is None else rfc3339(int(milliseconds))
     return None
 
 
 def span(seconds: float) -> str:
-    """A duration for people: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
+    """A readable duration: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)
@@ -75,25 +75,25 @@ def span(seconds: float) -> str:
 
 
 def is_meant(given: str, value: bytes) -> bool:
-    """Whether `given` is this value: as shown, with bytes escaped that are not UTF-8, or as raw bytes."""
+    """Whether `given` is this value, either as `decode` shows it or as raw bytes."""
     return decode(value) == given or value == given.encode("utf-8", "surrogateescape")
 
 
 def per_second(rate: float) -> str:
-    """A rate for people: `0.13`, `12.5`, `1,234`. The status page uses the same form."""
+    """A readable rate: `0.13`, `12.5`, `1,234`. The status page uses the same format."""
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"
 
 
 def candidates(text: str) -> list[bytes]:
     """
-    The possible meanings, the most literal first: the text itself; with `\\xff` as a byte (`text.shown` writes bytes in
-    this form if they are not UTF-8); with `\\u202e` and `\\n` as characters too (the form in tables, if a terminal
-    would obey the character); with `\\x9b` as a character.
+    The bytes that an operator may mean by this text, the most literal first: the text itself; with `\\xff` as a byte,
+    as `decode` shows invalid UTF-8; with `\\u202e` and `\\n` as characters, as tables show control characters; with
+    `\\x9b` as a character.
     """
     literal = os.fsencode(text)
     found = [literal, _BYTE.sub(lambda escape: bytes.fromhex(escape[1].decode()), literal)]
     for x_is_a_byte in (True, False):
-        with contextlib.suppress(UnicodeEncodeError):  # half of a pair of surrogates is no character
+        with contextlib.suppress(UnicodeEncodeError):  # a lone surrogate is not a character
             of_character = functools.partial(_character, x_is_a_byte=x_is_a_byte)
             found.append(os.fsencode(_CHARACTER.sub(of_character, text)))
     return list(dict.fromkeys(found))

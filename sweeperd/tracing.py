@@ -1,13 +1,12 @@
 """
-Traces: a span for each tick, for each delivery and for each call of the ledger, through OpenTelemetry's API.
+Traces ticks, deliveries and calls of the ledger with OpenTelemetry.
 
-The daemon and `--once` send their spans by OTLP over HTTP if the extra `otel` (OpenTelemetry's SDK) is installed and
-the standard variables name a collector (OTEL_EXPORTER_OTLP_ENDPOINT). Otherwise the API makes spans that do nothing.
-The ledger is a library: its spans go to the tracing of the program that uses the ledger.
+The daemon and `--once` export spans by OTLP over HTTP if the extra `otel` (OpenTelemetry's SDK) is installed and the
+standard variables name a collector (OTEL_EXPORTER_OTLP_ENDPOINT). Otherwise spans are no-ops. The ledger is a library,
+so its spans go to the tracing of the program that uses it.
 
-Sampling, batching, headers, certificates and the collector's address are OpenTelemetry's own variables (OTEL_*). Only
-the default of the sampling is not: one tick in ten, with all its deliveries. A span that is sent costs 0.1 ms and more
-of CPU time.
+OpenTelemetry's own variables (OTEL_*) configure everything. Only the default sampling differs: one tick in ten, with
+all its deliveries, because an exported span costs 0.1 ms of CPU time or more.
 """
 
 import contextlib
@@ -29,24 +28,24 @@ from sweeperd import __version__
 
 log = logging.getLogger(__name__)
 
-#: The variables that name a collector; one of them suffices.
+#: The variables that name a collector. One of them is enough.
 _COLLECTOR = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-#: How long the last spans may take to be sent, seconds.
+#: How long to wait for the last spans to be exported, seconds.
 CLOSE_SECONDS = 3.0
-#: A batch of events can be of many ticks. A span holds a limited number of links.
+#: The most links of a span. A batch may have events of many ticks.
 MOST_LINKS = 100
-#: The part of all ticks that is sampled if OTEL_TRACES_SAMPLER is not set.
+#: The share of ticks to sample if OTEL_TRACES_SAMPLER is not set.
 DEFAULT_RATIO = 0.1
 _TRACE_ID = re.compile("[0-9a-f]{32}")
 
-#: What a span can be marked with.
+#: An attribute of a span.
 Value = str | int | float | bool
 
 
 class Span:
     """
-    A span that has not ended. `trace_id` is 32 hex digits, a random id if the span does nothing. `traceparent` (W3C)
-    makes this span the parent of what a receiver does; empty if the span does nothing.
+    A span that has not ended. `trace_id` is 32 hex digits, random for a no-op span. `traceparent` (W3C) makes this span
+    the parent of the receiver's spans; empty for a no-op span.
     """
 
     def __init__(self, span: trace.Span) -> None:
@@ -65,7 +64,7 @@ class Span:
         self._span.set_attributes(attributes)
 
     def event(self, name: str, attributes: Mapping[str, Value]) -> None:
-        """Note that something happened now."""
+        """Add an event that happens now."""
         self._span.add_event(name, attributes)
 
     def fail(self, reason: str) -> None:
@@ -75,18 +74,18 @@ class Span:
 
 class _Tracing:
     """
-    The tracer of this process, and whether a tick is sampled. An event carries only the trace id of its tick, which
-    another process may have made: the same sampler says the same about the same trace id.
+    The tracer of this process and its sampling. An event carries only the trace id of its tick, possibly of another
+    process. Every process makes the same sampling decision for the same trace id.
     """
 
     def __init__(self, tracer: Tracer, is_sampled: Callable[[int], bool] = lambda _: True) -> None:
         self.tracer = tracer
         self._is_sampled = is_sampled
-        #: Many events are of the same tick.
+        #: Cached, because many events share a tick.
         self.tick_of = functools.lru_cache(maxsize=1024)(self._tick_of)
 
     def _tick_of(self, trace_id: str) -> SpanContext | None:
-        """The tick of an event with this trace id; None if the event has none."""
+        """The tick with this trace id; None if the id is missing or invalid."""
         if not _TRACE_ID.fullmatch(trace_id):
             return None
         number = int(trace_id, 16)
@@ -97,8 +96,7 @@ class _Tracing:
 
 def _tick_span(trace_id: int) -> int:
     """
-    The id of a tick's span: the first half of the trace's id, because a process that delivers an event knows only the
-    trace id, and needs the id of the tick's span.
+    The id of a tick's span: the first half of its trace id, so that a process that delivers an event can derive it.
     """
     return trace_id >> 64
 
@@ -110,13 +108,13 @@ _tracing = _NOTHING
 
 @contextlib.contextmanager
 def tracing(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """In the block, spans of ticks and deliveries are sent to the collector that the environment names, if any."""
+    """Export spans to the collector that the environment names, if any, during the block."""
     global _tracing  # noqa: PLW0603 - one for the process
     _tracing, close = _of_environment(environ)
     try:
         yield
     finally:
-        # Without a collector that answers, closing would try again and again.
+        # Without a responding collector, closing would keep retrying.
         closing = threading.Thread(target=close, name="tracing-close", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
@@ -125,7 +123,7 @@ def tracing(environ: Mapping[str, str] = os.environ) -> Iterator[None]:
 
 @contextlib.contextmanager
 def tick(shard: str, kind: str) -> Iterator[Span]:
-    """The span of a tick: the root of a new trace, whose id the tick's events carry."""
+    """The span of a tick, the root of a new trace. The tick's events carry its trace id."""
     attributes = {"sweeperd.shard": shard, "sweeperd.kind": kind}
     with _tracing.tracer.start_as_current_span("tick", Context(), SpanKind.INTERNAL, attributes) as span:
         yield Span(span)
@@ -133,8 +131,8 @@ def tick(shard: str, kind: str) -> Iterator[Span]:
 
 def delivery(endpoint: str, trace_ids: Sequence[str]) -> AbstractContextManager[Span]:
     """
-    The span of a delivery of events with these trace ids, in order; an event without a trace has an empty one. The span
-    is a child of the tick of the first event, and has a link to each other tick.
+    The span of a delivery of events with these trace ids, empty for an event without one. It is a child of the first
+    event's tick, and links to the other ticks.
     """
     return _NO_SPAN if _tracing is _NOTHING else _delivery(endpoint, trace_ids)
 
@@ -143,7 +141,7 @@ def delivery(endpoint: str, trace_ids: Sequence[str]) -> AbstractContextManager[
 def _delivery(endpoint: str, trace_ids: Sequence[str]) -> Iterator[Span]:
     first, *others = [_tracing.tick_of(trace_id) for trace_id in dict.fromkeys(trace_ids)] or [None]
     if first is not None and not first.trace_flags.sampled:
-        # The receiver gets the id of the trace, and a span of its own.
+        # Passes the trace id to the receiver with a new span id.
         yield Span(NonRecordingSpan(SpanContext(first.trace_id, random.getrandbits(64) | 1, is_remote=False)))
         return
     context = Context() if first is None else trace.set_span_in_context(NonRecordingSpan(first), Context())
@@ -155,7 +153,7 @@ def _delivery(endpoint: str, trace_ids: Sequence[str]) -> Iterator[Span]:
 
 
 def ledger_call(operation: str) -> AbstractContextManager[trace.Span]:
-    """The span of one call of the ledger, in the tracing of the program that uses it. An exception marks it failed."""
+    """The span of one ledger call, in the tracing of the calling program. An exception marks it as failed."""
     attributes = {"db.system.name": "redis", "db.operation.name": operation}
     return _LEDGER.start_as_current_span(f"ledger {operation}", kind=SpanKind.CLIENT, attributes=attributes)
 
@@ -164,10 +162,7 @@ _LEDGER = trace.get_tracer("sweeperd.ledger", __version__)
 
 
 def _of_environment(environ: Mapping[str, str]) -> tuple[_Tracing, Callable[[], None]]:
-    """
-    The tracing that these variables ask for, and what ends it. Raises no error: without traces sweeperd does all its
-    work.
-    """
+    """The tracing configured by these variables, and how to close it. Never raises, because traces are optional."""
     nothing = _NOTHING, lambda: None
     if not any(environ.get(name) for name in _COLLECTOR) or environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return nothing
@@ -183,7 +178,7 @@ def _of_environment(environ: Mapping[str, str]) -> tuple[_Tracing, Callable[[], 
 
 
 def _sdk(environ: Mapping[str, str]) -> tuple[_Tracing, Callable[[], None]]:
-    """Tracing by OpenTelemetry's SDK. Raises ImportError if it is not installed, ValueError on a wrong variable."""
+    """Tracing with OpenTelemetry's SDK. Raises ImportError if it is missing, ValueError for an invalid variable."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - an extra
     from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
@@ -192,7 +187,7 @@ def _sdk(environ: Mapping[str, str]) -> tuple[_Tracing, Callable[[], None]]:
     from opentelemetry.sdk.trace.sampling import Decision, ParentBasedTraceIdRatio  # noqa: PLC0415
 
     class Ids(IdGenerator):
-        """Random ids, but the span of a tick has the id that `_tick_span` says."""
+        """Random ids, except that `_tick_span` derives the id of a tick's span."""
 
         def __init__(self) -> None:
             self._new = threading.local()
@@ -209,7 +204,7 @@ def _sdk(environ: Mapping[str, str]) -> tuple[_Tracing, Callable[[], None]]:
             return True
 
     resource = Resource.create({SERVICE_VERSION: __version__})
-    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # the environment's own words go first
+    if str(resource.attributes[SERVICE_NAME]).startswith("unknown_service"):  # the environment takes precedence
         resource = resource.merge(Resource({SERVICE_NAME: "sweeperd"}))
     sampler = None if environ.get("OTEL_TRACES_SAMPLER") else ParentBasedTraceIdRatio(DEFAULT_RATIO)
     provider = TracerProvider(sampler, resource, id_generator=Ids())

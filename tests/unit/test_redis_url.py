@@ -62,46 +62,46 @@ def test_a_single_server(url: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("url", "problem"),
     [
-        ("redis+sentinel://u:sesame@one", "names no service"),
-        ("redis+sentinel://u:sesame@one/", "names no service"),
-        ("redis+sentinel://u:sesame@one//0", "names no service"),
-        ("redis+sentinel://u:sesame@one/service/sesame", "no number of a database"),
-        ("redis+sentinel://u:sesame@one/service/0/1", "no number of a database"),
-        ("redis+sentinel://u:sesame@/service", "its hosts are not"),
-        ("redis+sentinel://u:sesame@one,,two/service", "its hosts are not"),
-        ("redis+sentinel://u:sesame@one:six/service", "its hosts are not"),
-        ("redis+sentinel://u:sesame@one:0/service", "from 1 to 65535"),
-        ("redis+sentinel://u:sesame@one:65536/service", "from 1 to 65535"),
-        ("redis+sentinel://u:sesame@::1/service", "its hosts are not"),
-        ("redis+sentinel://u:ses/ame@one/service", "an @ after the host"),
-        ("redis+sentinel://u:sesame@one/service?colour=sesame", "not a URL of Redis"),
-        ("redis+sentinel://u:sesame@one/service?socket_timeout=sesame", "not a URL of Redis"),
-        ("redis+cluster://u:sesame@one/1", "no database but 0"),
-        ("redis+cluster://u:sesame@one/?db=1", "no database but 0"),
-        ("redis+cluster://u:sesame@one/service", "no database but 0"),
-        ("redis+cluster://u:sesame@one:x", "its hosts are not"),
-        ("redis+cluster://u:sesame@one/?sentinel_password=sesame", "not a URL of Redis"),
-        ("redis://u:sesame@one/?sentinel_password=sesame", "not a URL of Redis"),
-        ("redis://u:sesame@one:x/", "not a URL of Redis"),
-        ("redis+ring://u:sesame@one/", "not a URL of Redis"),
+        ("redis+sentinel://u:sesame@one", "service"),
+        ("redis+sentinel://u:sesame@one/", "service"),
+        ("redis+sentinel://u:sesame@one//0", "service"),
+        ("redis+sentinel://u:sesame@one/service/sesame", "database"),
+        ("redis+sentinel://u:sesame@one/service/0/1", "database"),
+        ("redis+sentinel://u:sesame@/service", "hosts"),
+        ("redis+sentinel://u:sesame@one,,two/service", "hosts"),
+        ("redis+sentinel://u:sesame@one:six/service", "hosts"),
+        ("redis+sentinel://u:sesame@one:0/service", "65535"),
+        ("redis+sentinel://u:sesame@one:65536/service", "65535"),
+        ("redis+sentinel://u:sesame@::1/service", "hosts"),
+        ("redis+sentinel://u:ses/ame@one/service", "%40"),
+        ("redis+sentinel://u:sesame@one/service?colour=sesame", "URL of Redis"),
+        ("redis+sentinel://u:sesame@one/service?socket_timeout=sesame", "URL of Redis"),
+        ("redis+cluster://u:sesame@one/1", "database 0"),
+        ("redis+cluster://u:sesame@one/?db=1", "database 0"),
+        ("redis+cluster://u:sesame@one/service", "database 0"),
+        ("redis+cluster://u:sesame@one:x", "hosts"),
+        ("redis+cluster://u:sesame@one/?sentinel_password=sesame", "URL of Redis"),
+        ("redis://u:sesame@one/?sentinel_password=sesame", "URL of Redis"),
+        ("redis://u:sesame@one:x/", "URL of Redis"),
+        ("redis+ring://u:sesame@one/", "URL of Redis"),
         # A password that holds a character of the URL's own syntax, not escaped: it would be taken for host and path.
-        ("redis://:/sesame@one:6379/0", "names no host"),
-        ("redis://u:/sesame@one:6379/0", "`/`, `\\?`, `#` or `@`"),
-        ("redis://u:7/sesame@one:6379/0", "`/`, `\\?`, `#` or `@`"),
-        ("rediss://:?sesame@one", "names no host"),
-        ("redis://u:7?sesame@one", "`/`, `\\?`, `#` or `@`"),
-        ("redis://u:7#sesame@one", "`/`, `\\?`, `#` or `@`"),
-        ("redis://", "names no host"),
-        ("redis:///0", "names no host"),
-        ("redis://u:sesame@:6379/0", "names no host"),
-        ("rediss://one/sesame", "is no number of a database"),
-        ("redis://one/0/1", "is no number of a database"),
-        ("redis://one/-1", "is no number of a database"),
-        ("unix://:/sesame@/run/redis.sock", "`/`, `\\?`, `#` or `@`"),
-        ("redis+sentinel://u:7/sesame@one/service", "`/`, `\\?`, `#` or `@`"),
-        ("redis+cluster://u:7/sesame@one", "`/`, `\\?`, `#` or `@`"),
+        ("redis://:/sesame@one:6379/0", "host"),
+        ("redis://u:/sesame@one:6379/0", "%40"),
+        ("redis://u:7/sesame@one:6379/0", "%40"),
+        ("rediss://:?sesame@one", "host"),
+        ("redis://u:7?sesame@one", "%40"),
+        ("redis://u:7#sesame@one", "%40"),
+        ("redis://", "host"),
+        ("redis:///0", "host"),
+        ("redis://u:sesame@:6379/0", "host"),
+        ("rediss://one/sesame", "database"),
+        ("redis://one/0/1", "database"),
+        ("redis://one/-1", "database"),
+        ("unix://:/sesame@/run/redis.sock", "%40"),
+        ("redis+sentinel://u:7/sesame@one/service", "%40"),
+        ("redis+cluster://u:7/sesame@one", "%40"),
         *(
-            (f"{url}?{option}={value}", f"the option {option} is not for a URL")
+            (f"{url}?{option}={value}", f"the option {option}")
             for url in ("redis://u:sesame@one/", "redis+sentinel://one/service", "redis+cluster://one/", "unix:///a")
             for option, value in [
                 ("decode_responses", "True"),
@@ -117,10 +117,10 @@ def test_a_single_server(url: str, shown: str) -> None:
                 ("parser_class", "x"),
             ]
         ),
-        (f"redis://u:sesame@{'a' * 64}/", "its host is no name"),
-        ("redis://u:sesame@a..b:6379/", "its host is no name"),
-        (f"redis+sentinel://u:sesame@one,{'a' * 64}/service", "its host is no name"),
-        (f"redis+cluster://u:sesame@{'a' * 64}", "its host is no name"),
+        (f"redis://u:sesame@{'a' * 64}/", "valid name"),
+        ("redis://u:sesame@a..b:6379/", "valid name"),
+        (f"redis+sentinel://u:sesame@one,{'a' * 64}/service", "valid name"),
+        (f"redis+cluster://u:sesame@{'a' * 64}", "valid name"),
     ],
 )
 def test_refused(url: str, problem: str, config: Load) -> None:
@@ -153,7 +153,7 @@ def test_a_cluster_needs_a_hash_tag(prefix: str, one_slot: bool, config: Load) -
     if one_slot:
         assert config(toml).keys.prefix == prefix
         return
-    with pytest.raises(ConfigError, match=r"keys\.prefix: needs a hash tag") as refused:
+    with pytest.raises(ConfigError, match=r"keys\.prefix: .*hash tag") as refused:
         config(toml)
     assert "sesame" not in str(refused.value)
 
@@ -162,7 +162,7 @@ def test_url_and_prefix_may_come_from_different_places(config: Load) -> None:
     url = "redis+cluster://one"
     assert config(f'[redis]\nurl = "{url}"', {"SWEEPERD_KEYS__PREFIX": "{a}"}).keys.prefix == "{a}"
     assert config('[keys]\nprefix = "{a}"', {"SWEEPERD_REDIS__URL": url}).keys.prefix == "{a}"
-    with pytest.raises(ConfigError, match="needs a hash tag"):
+    with pytest.raises(ConfigError, match="hash tag"):
         config("", {"SWEEPERD_REDIS__URL": url})
 
 

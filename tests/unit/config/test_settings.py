@@ -200,11 +200,11 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             for value in (" a", "a ", "\\ta", "a\\t", " ")
         ),
         *(
-            (ENDPOINT.replace("billing.example", host), "webhooks.endpoints[0].url", "its host is no name")
+            (ENDPOINT.replace("billing.example", host), "webhooks.endpoints[0].url", "valid name")
             for host in ("a" * 64, "a..b", "é" * 60, ".".join(["a" * 63] * 4))
         ),
-        (ENDPOINT + f"proxy = 'http://{'a' * 64}:3128'", "webhooks.endpoints[0].proxy", "its host is no name"),
-        (f"[http]\nlisten = '{'a' * 64}:9464'", "http.listen", "its host is no name"),
+        (ENDPOINT + f"proxy = 'http://{'a' * 64}:3128'", "webhooks.endpoints[0].proxy", "valid name"),
+        (f"[http]\nlisten = '{'a' * 64}:9464'", "http.listen", "valid name"),
     ],
 )
 def test_an_error_names_file_key_and_what_is_wrong(

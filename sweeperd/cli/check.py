@@ -8,7 +8,7 @@ import click
 from sweeperd.cli.options import Exit, Options, json_option, shard_option
 from sweeperd.cli.output import Output
 from sweeperd.config import Settings
-from sweeperd.config.types import NO_CREDENTIALS
+from sweeperd.config.secrets import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
 from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
 from sweeperd.ops.check.endpoints import check_endpoint

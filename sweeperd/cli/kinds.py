@@ -9,10 +9,9 @@ from sweeperd.cli.shards import check_name
 from sweeperd.ops.actions import Action
 from sweeperd.ops.status import AcceptedKind, KindAcceptDocument
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.backlog import Backlog, read_index_backlog
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Backlog
 from sweeperd.sweep.proof import prove
-from sweeperd.sweep.sweeper import read_index_backlog
 
 
 @click.group("kinds")

@@ -1,28 +1,28 @@
-"""Defines the settings of configured kinds, and parses the commands of `give_back`."""
+"""Defines the settings of configured kinds and checks that they fit together."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
+from sweeperd.config.templates import (
+    ID,
+    Command,
+    Field,
+    Word,
+    check_name,
+    parse_command,
+    parse_unless,
+    parse_word,
+    pattern_of,
+)
 from sweeperd.config.types import PositiveDuration, PositiveRetention, Retention, Section, milliseconds
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-#: The most words of one command, and bytes of one key.
-MAX_WORDS, MAX_KEY = 128, 1024
-#: 100 years, ms: the longest time of PEXPIRE and PX.
-MAX_TTL_MS = 3_155_760_000_000
-#: The placeholder of the entry's id. Every other placeholder is a field of the hash.
-ID = "id"
-
-_PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
-_WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
 #: Names that could be mistaken for sweeperd's own.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
 #: The fields of the event's data that sweeperd sets.
@@ -35,218 +35,6 @@ RESERVATION_KEYS = ("reservation:", "budget:")
 MAX_WRITES = 64
 #: The most fields of the hash that a script may read, and the largest script file in bytes.
 MAX_FIELDS, MAX_SCRIPT = 256, 65_536
-
-
-class Field(NamedTuple):
-    """A placeholder: the value of this field of the hash, or the entry's id."""
-
-    name: str
-
-
-#: One word of a template: literal text and placeholders in order.
-Word = tuple[str | Field, ...]
-
-
-@dataclass(frozen=True)
-class Amount:
-    """A number: `literal`, or the value of `field`, negated if `negative`."""
-
-    literal: str = "0"
-    field: str | None = None
-    negative: bool = False
-
-
-@dataclass(frozen=True)
-class Command:
-    """One write. The key has no prefix; for PUBLISH it is the channel."""
-
-    name: str
-    key: Word
-    words: tuple[Word, ...] = ()
-    #: The amount added by HINCRBY and INCRBY, the score of ZADD, the time of PEXPIRE and PX.
-    amount: Amount | None = None
-    #: The least value that HINCRBY and INCRBY may leave.
-    minimum: str | None = None
-
-    @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of the hash that the command needs, without duplicates."""
-        parts = [part for word in (self.key, *self.words) for part in word]
-        names = [part.name for part in parts if isinstance(part, Field)]
-        names += [self.amount.field] if self.amount and self.amount.field else []
-        return tuple(dict.fromkeys(name for name in names if name != ID))
-
-    @property
-    def pattern(self) -> str:
-        """The key with each placeholder replaced by `*`."""
-        return pattern_of(self.key)
-
-
-def pattern_of(key: Word) -> str:
-    """The key with each placeholder replaced by `*`."""
-    return "".join("*" if isinstance(part, Field) else part for part in key)
-
-
-def parse_word(text: str) -> Word:
-    """Raises ValueError if a brace has no partner."""
-    parts: list[str | Field] = []
-    place = 0
-    for found in _PART.finditer(text):
-        parts.append(text[place : found.start()])
-        place = found.end()
-        if found[0] in ("{{", "}}"):
-            parts.append(found[0][0])
-        elif found[1]:
-            parts.append(Field(found[1]))
-        else:
-            raise ValueError(f"{text!r}: write a brace as {{{{ or }}}}, and name the placeholder: {{field}}")
-    parts.append(text[place:])
-    return _joined(parts)
-
-
-def parse_command(template: str | Sequence[str]) -> Command:
-    """Raises ValueError with what is wrong, and suggests a similar name."""
-    words = template.split() if isinstance(template, str) else list(template)
-    shown = template if isinstance(template, str) else " ".join(template)
-    try:
-        return _command(words)
-    except ValueError as error:
-        raise ValueError(f"{shown!r}: {error}") from None
-
-
-def parse_unless(template: str | Sequence[str]) -> Word:
-    """The key of `EXISTS key`. Raises ValueError."""
-    words = template.split() if isinstance(template, str) else list(template)
-    if len(words) != 2 or words[0] != "EXISTS" or not words[1]:
-        raise ValueError('the form is "EXISTS key", or fields of the hash with their values: { paid = "yes" }')
-    if words[1].startswith("{") and not words[1].startswith("{{"):
-        raise ValueError('the key must begin with literal text, such as "EXISTS jobs:{id}"')
-    return parse_word(words[1])
-
-
-def check_name(name: str) -> None:
-    """Raises ValueError if a plan cannot use this command, and suggests a similar one."""
-    if name not in FORMS:
-        close = f"; did you mean {name.upper()}?" if name.upper() in FORMS else f", only {' '.join(FORMS)}"
-        raise ValueError(f"{name} is not a command that a kind may use{close}")
-
-
-def _joined(parts: Iterable[str | Field]) -> Word:
-    """Joins adjacent texts and drops empty ones."""
-    word: list[str | Field] = []
-    for part in parts:
-        if part == "":
-            continue
-        if word and isinstance(part, str) and isinstance(word[-1], str):
-            word[-1] += part
-        else:
-            word.append(part)
-    return tuple(word)
-
-
-def _command(words: Sequence[str]) -> Command:
-    if not words:
-        raise ValueError("there is no command")
-    name, rest = words[0], words[1:]
-    check_name(name)
-    if len(words) > MAX_WORDS:
-        raise ValueError(f"more than {MAX_WORDS} words")
-    if not rest or not rest[0]:
-        raise ValueError(f"the form is: {name} {FORMS[name]}")
-    key, rest = parse_word(rest[0]), rest[1:]
-    if len("".join(part for part in key if isinstance(part, str)).encode()) > MAX_KEY:
-        raise ValueError(f"the key has more than {MAX_KEY} bytes")
-    command = _arguments(name, key, rest)
-    if command is None:
-        raise ValueError(f"the form is: {name} {FORMS[name]}")
-    return command
-
-
-#: Each command and the words after it.
-FORMS = {
-    "HSET": "key field value [field value ...]",
-    "HDEL": "key field [field ...]",
-    "HINCRBY": "key field amount [MIN n]",
-    "INCRBY": "key amount [MIN n]",
-    "SET": "key value [PX ms]",
-    "DEL": "key",
-    "ZADD": "key score member",
-    "ZREM": "key member [member ...]",
-    "SADD": "key member [member ...]",
-    "SREM": "key member [member ...]",
-    "LPUSH": "key value [value ...]",
-    "RPUSH": "key value [value ...]",
-    "PEXPIRE": "key ms",
-    "PUBLISH": "channel message",
-}
-
-
-def _arguments(name: str, key: Word, rest: Sequence[str]) -> Command | None:
-    """The command, or None if the words don't match its form. Raises ValueError."""
-    match name, rest:
-        case "DEL", []:
-            return Command(name, key)
-        case "HSET", [_, _, *_] if len(rest) % 2 == 0:
-            return Command(name, key, tuple(map(parse_word, rest)))
-        case (("HDEL" | "ZREM" | "SADD" | "SREM" | "LPUSH" | "RPUSH"), [_, *_]):
-            return Command(name, key, tuple(map(parse_word, rest)))
-        case "PUBLISH", [message]:
-            return Command(name, key, (parse_word(message),))
-        case "HINCRBY", [field, amount, *least]:
-            return Command(name, key, (parse_word(field),), _amount(amount), _least(least))
-        case "INCRBY", [amount, *least]:
-            return Command(name, key, (), _amount(amount), _least(least))
-        case "SET", [value]:
-            return Command(name, key, (parse_word(value),))
-        case "SET", [value, "PX", ttl]:
-            return Command(name, key, (parse_word(value),), _time(ttl))
-        case "ZADD", [score, member]:
-            return Command(name, key, (parse_word(member),), _score(score))
-        case "PEXPIRE", [ttl]:
-            return Command(name, key, (), _time(ttl))
-        case _:
-            return None
-
-
-def _amount(text: str) -> Amount:
-    word = parse_word(text)
-    match word:
-        case (Field(name),) if name != ID:
-            return Amount(field=name)
-        case ("-", Field(name)) if name != ID:
-            return Amount(field=name, negative=True)
-        case (str(literal),) if _is_int64(literal):
-            return Amount("0" if literal == "-0" else literal)
-        case _:
-            raise ValueError(f"{text} is not an amount: a whole number, {{field}} or -{{field}}")
-
-
-def _is_int64(text: str) -> bool:
-    return bool(_WHOLE.fullmatch(text)) and INT64_MIN <= int(text) <= INT64_MAX
-
-
-def _score(text: str) -> Amount:
-    amount = _amount(text)
-    if abs(int(amount.literal)) > 2**53:
-        raise ValueError(f"{text} is not a score: a whole number up to 2^53, {{field}} or -{{field}}")
-    return amount
-
-
-def _time(text: str) -> Amount:
-    amount = _amount(text)
-    if amount.negative or (amount.field is None and not 1 <= int(amount.literal) <= MAX_TTL_MS):
-        raise ValueError(f"{text} is not a time: milliseconds from 1 to {MAX_TTL_MS} (100 years)")
-    return amount
-
-
-def _least(words: Sequence[str]) -> str | None:
-    match words:
-        case []:
-            return None
-        case ["MIN", least] if _is_int64(least):
-            return least
-        case _:
-            raise ValueError("only MIN and a whole number may follow the amount")
 
 
 def _script_text(value: object, info: ValidationInfo) -> object:
@@ -275,6 +63,40 @@ Ends = Annotated[
 ]
 
 
+def _key(key: str) -> str:
+    word = parse_word(key)
+    if [part.name for part in word if isinstance(part, Field)] != [ID] or len(word) == 1:
+        raise ValueError('must hold {id} once and no other placeholder, such as "seats:hold:{id}"')
+    if word[0] == Field(ID):
+        raise ValueError('must begin with literal text, such as "seats:hold:{id}", or an id could name any key')
+    return key
+
+
+def _event(event: list[str]) -> list[str]:
+    if own := OWN_DATA.intersection(event):
+        raise ValueError(f"{min(own)} is set by sweeperd itself")
+    if len(set(event)) != len(event) or len(event) > MAX_WRITES:
+        raise ValueError(f"must name each field once, and up to {MAX_WRITES}")
+    return event
+
+
+def _name(name: str) -> str:
+    if name in RESERVED_NAMES:
+        raise ValueError(f"{name} is reserved by sweeperd itself")
+    return name
+
+
+def _each(check: Callable[[Any], object]) -> AfterValidator:
+    """Checks each item of a list, which stays as it is."""
+
+    def validate(items: list[Any] | None) -> list[Any] | None:
+        for item in items or []:
+            check(item)
+        return items
+
+    return AfterValidator(validate)
+
+
 class SumSettings(Section):
     """A field of a hash, and the field of the active entries whose sum it must equal."""
 
@@ -286,9 +108,9 @@ class SumSettings(Section):
 class KindSettings(Section):
     """One kind of entry to sweep."""
 
-    name: Name
+    name: Annotated[Name, AfterValidator(_name)]
     index: Text
-    key: Text
+    key: Annotated[Text, AfterValidator(_key)]
     deadline: Text
     grace: Retention = timedelta(0)
     active: dict[str, str] = {}
@@ -296,11 +118,11 @@ class KindSettings(Section):
     over: dict[str, Ends] = {}
     retention: Retention = timedelta(days=7)
     tenant: Text | None = None
-    give_back: list[Text | list[str]] = []
-    event: list[Text] = []
+    give_back: Annotated[list[Text | list[str]], _each(parse_command)] = []
+    event: Annotated[list[Text], AfterValidator(_event)] = []
     script: ScriptText = None
     fields: list[Text] | None = None
-    commands: list[Text] | None = None
+    commands: Annotated[list[Text] | None, _each(check_name)] = None
     writes: list[Text] | None = None
     reads: list[Text] | None = None
     channels: list[Text] = []
@@ -312,59 +134,16 @@ class KindSettings(Section):
     protected: Literal["quarantine", "expire"] = "quarantine"
     sums: list[SumSettings] = []
 
-    @field_validator("name")
-    @classmethod
-    def _name_is_free(cls, name: str) -> str:
-        if name in RESERVED_NAMES:
-            raise ValueError(f"{name} is reserved by sweeperd itself")
-        return name
-
-    @field_validator("key")
-    @classmethod
-    def _key_names_the_entry(cls, key: str) -> str:
-        word = parse_word(key)
-        placeholders = [part.name for part in word if isinstance(part, Field)]
-        if placeholders != [ID] or len(word) == 1:
-            raise ValueError('must hold {id} once and no other placeholder, such as "seats:hold:{id}"')
-        if word[0] == Field(ID):
-            raise ValueError('must begin with literal text, such as "seats:hold:{id}", or an id could name any key')
-        return key
-
-    @field_validator("give_back")
-    @classmethod
-    def _commands_are_allowed(cls, give_back: list[str | list[str]]) -> list[str | list[str]]:
-        for template in give_back:
-            parse_command(template)
-        return give_back
-
     @field_validator("unless")
     @classmethod
-    def _question_has_its_form(
-        cls, unless: str | list[str] | dict[str, str] | None
-    ) -> str | list[str] | dict[str, str] | None:
+    def _question_has_its_form(cls, unless: Any) -> Any:
         if unless is not None and not isinstance(unless, dict):
             parse_unless(unless)
         return unless
 
-    @field_validator("commands")
-    @classmethod
-    def _commands_have_names(cls, commands: list[str] | None) -> list[str] | None:
-        for name in commands or []:
-            check_name(name)
-        return commands
-
-    @field_validator("event")
-    @classmethod
-    def _event_fields_are_free(cls, event: list[str]) -> list[str]:
-        if own := OWN_DATA.intersection(event):
-            raise ValueError(f"{min(own)} is set by sweeperd itself")
-        if len(set(event)) != len(event) or len(event) > MAX_WRITES:
-            raise ValueError(f"must name each field once, and up to {MAX_WRITES}")
-        return event
-
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
-        for problem in _problems(self):
+        if problem := next(_problems(self), None):
             raise ValueError(problem)
         return self
 
@@ -433,105 +212,84 @@ class KindSettings(Section):
         return milliseconds(self.max_wait)
 
 
-def _problems(kind: KindSettings) -> "list[str]":
+def _problems(kind: KindSettings) -> Iterator[str]:
     """Settings that contradict each other, most important first."""
-    found = _script_problems(kind) if kind.script is not None else _declared_problems(kind)
-    if own := OWN_FIELDS.intersection(kind.ended):
-        found.append(f"ended: {min(own)} is set by sweeperd itself")
-    if own := OWN_FIELDS.intersection(kind.over):
-        found.append(f"over: {min(own)} is set by sweeperd itself")
+    yield from _script_problems(kind) if kind.script is not None else _declared_problems(kind)
+    named: dict[str, Iterable[str]] = {
+        "ended": kind.ended,
+        "over": kind.over,
+        "active": kind.active,
+        "unless": kind.unless_values,
+    }
+    for key, fields in {"deadline": [kind.deadline], **{key: list(values) for key, values in named.items()}}.items():
+        if own := OWN_FIELDS.intersection(fields):
+            yield f"{key}: {min(own)} is set by sweeperd itself"
     if kind.deadline in kind.ended:
-        found.append("ended: it must not change the deadline")
-    if kind.deadline in OWN_FIELDS:
-        found.append(f"deadline: {kind.deadline} is set by sweeperd itself")
-    found += _unless_problems(kind)
-    if own := OWN_FIELDS.intersection(kind.active):
-        found.append(f"active: {min(own)} is set by sweeperd itself")
-    if kind.index.startswith(OWN_KEYS) or may_meet(kind.entry_pattern, f"{OWN_KEYS}*"):
-        found.append(f"index and key: {OWN_KEYS}* is sweeperd's own")
-    return found
+        yield "ended: it must not change the deadline"
+    yield from _unless_problems(kind)
+    if kind.index.startswith(OWN_KEYS) or may_overlap(kind.entry_pattern, f"{OWN_KEYS}*"):
+        yield f"index and key: {OWN_KEYS}* is sweeperd's own"
 
 
-def _unless_problems(kind: KindSettings) -> list[str]:
+def _unless_problems(kind: KindSettings) -> Iterator[str]:
     if kind.unless is None:
-        more = ("unless_recheck", "unless_max", "protected")
-        return [f"{key}: belongs to `unless`" for key in more if key in kind.model_fields_set]
-    found = []
+        for key in sorted({"unless_recheck", "unless_max", "protected"} & kind.model_fields_set):
+            yield f"{key}: belongs to `unless`"
+        return
     if kind.protected == "expire" and kind.unless_max is None:
-        found.append('protected: "expire" needs unless_max')
+        yield 'protected: "expire" needs unless_max'
     if kind.unless == {}:
-        found.append("unless: names no field")
-    if own := OWN_FIELDS.intersection(kind.unless_values):
-        found.append(f"unless: {min(own)} is set by sweeperd itself")
+        yield "unless: names no field"
     own_key = kind.unless_key is not None and pattern_of(kind.unless_key) == kind.entry_pattern
     if own_key or (kind.unless_values and kind.unless_values.items() <= kind.active.items()):
-        found.append("unless: every active entry would be protected")
-    return found
+        yield "unless: every active entry would be protected"
 
 
-def _script_problems(kind: KindSettings) -> list[str]:
-    found = [
-        f"{key}: belongs to a kind without a script; the script decides it"
-        for key, value in (("active", kind.active), ("give_back", kind.give_back), ("event", kind.event))
-        if value
-    ]
+def _script_problems(kind: KindSettings) -> Iterator[str]:
+    for key, given in (("active", kind.active), ("give_back", kind.give_back), ("event", kind.event)):
+        if given:
+            yield f"{key}: belongs to a kind without a script; the script decides it"
     if "PUBLISH" in (kind.commands or []) and not kind.channels:
-        found.append("commands: PUBLISH: name its channel in channels")
+        yield "commands: PUBLISH: name its channel in channels"
     if kind.writes is None:
-        found.append("writes: a kind with a script must name the keys that it may write")
+        yield "writes: a kind with a script must name the keys that it may write"
     if not kind.ended and kind.retention:
-        found.append(
-            "ended: a kind with a script must name a field that marks an ended entry, or it would expire again"
-        )
+        yield "ended: a kind with a script must name a field that marks an ended entry, or it would expire again"
     if kind.fields is not None and len(kind.fields) > MAX_FIELDS:
-        found.append(f"fields: more than {MAX_FIELDS}")
-    return found
+        yield f"fields: more than {MAX_FIELDS}"
 
 
-def _declared_problems(kind: KindSettings) -> list[str]:
-    found = [
-        f"{key}: belongs to a kind with a script"
-        for key, given in (("fields", kind.fields), ("reads", kind.reads), ("commands", kind.commands))
-        if given is not None
-    ]
-    differing = [field for field, value in kind.active.items() if kind.ended.get(field, value) != value]
-    if not differing and kind.retention:
-        found.append(
+def _declared_problems(kind: KindSettings) -> Iterator[str]:
+    for key, given in (("fields", kind.fields), ("reads", kind.reads), ("commands", kind.commands)):
+        if given is not None:
+            yield f"{key}: belongs to a kind with a script"
+    if kind.retention and all(kind.ended.get(field, value) == value for field, value in kind.active.items()):
+        yield (
             "ended: must give a field of active another value, or an expired entry would still be active "
             'and expire again (or set retention = "0s")'
         )
     for field, values in kind.over.items():
         if field not in kind.active:
-            found.append(f"over: {field} is not a field of active, so it cannot mark an end")
+            yield f"over: {field} is not a field of active, so it cannot mark an end"
         elif kind.active[field] in values:
-            found.append(f"over: {field} = {kind.active[field]!r} is active")
+            yield f"over: {field} = {kind.active[field]!r} is active"
     if len(kind.give_back) > kind.max_writes:
-        found.append(f"give_back: more than max_writes = {kind.max_writes} commands")
+        yield f"give_back: more than max_writes = {kind.max_writes} commands"
     for command in kind.given_back:
-        problem = _refused_key(kind, command)
-        if problem:
-            found.append(f"give_back: {problem}")
-    return found
+        if refusal := _refusal(kind, command):
+            yield f"give_back: {command.pattern} {refusal}"
 
 
-def _refused_key(kind: KindSettings, command: Command) -> str:
+def _refusal(kind: KindSettings, command: Command) -> str:
     """Why the command can never be allowed; empty if it may be."""
+    literal = all(isinstance(part, str) for part in command.key)
     if command.name == "PUBLISH":
-        if not kind.channels:
-            return f"PUBLISH {command.pattern}: name its channel in channels"
-        return ""
-    start = command.key[0]
-    if isinstance(start, str) and start.startswith(OWN_KEYS):
-        return f"{command.pattern} is sweeperd's own"
-    if kind.writes is not None and _is_literal(command.key) and not any_match(kind.writes, command.pattern):
-        return f"{command.pattern} matches no pattern of writes"
-    if _is_literal(command.key) and command.pattern == kind.index:
-        return f"{command.pattern} is the index"
-    return ""
-
-
-def _is_literal(word: Word) -> bool:
-    return all(isinstance(part, str) for part in word)
+        return "" if kind.channels else "is a channel: name it in channels"
+    if isinstance(command.key[0], str) and command.key[0].startswith(OWN_KEYS):
+        return "is sweeperd's own"
+    if literal and kind.writes is not None and not any_match(kind.writes, command.pattern):
+        return "matches no pattern of writes"
+    return "is the index" if literal and command.pattern == kind.index else ""
 
 
 def any_match(patterns: Sequence[str], key: str) -> bool:
@@ -539,8 +297,8 @@ def any_match(patterns: Sequence[str], key: str) -> bool:
     return any(re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), key, re.DOTALL) for pattern in patterns)
 
 
-def may_meet(one: str, other: str) -> bool:
-    """Whether a key may match both patterns, judged by the text before the first `*`."""
+def may_overlap(one: str, other: str) -> bool:
+    """Whether a key may match both patterns, by the text before their first `*`."""
     first, second = one.partition("*")[0], other.partition("*")[0]
     return first.startswith(second) or second.startswith(first)
 
@@ -549,21 +307,18 @@ def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
     """Raises ValueError if two kinds, or a kind and reservations, conflict."""
     names: set[str] = set()
     indexes = {"reservation:ttl": "reservations"} if reservations else {}
+    keys: dict[tuple[str, str], str] = {}
     for kind in kinds:
         if kind.name in names:
             raise ValueError(f"kinds: two are named {kind.name}")
         names.add(kind.name)
-        other = indexes.setdefault(kind.index, kind.name)
-        if other != kind.name:
+        if (other := indexes.setdefault(kind.index, kind.name)) != kind.name:
             raise ValueError(f"kinds: {kind.name}: the index {kind.index} is that of {other}")
-        own = [stem for stem in RESERVATION_KEYS if reservations and may_meet(kind.entry_pattern, f"{stem}*")]
-        if own:
-            raise ValueError(f"kinds: {kind.name}: {own[0]}* belongs to reservations (reservations.enabled)")
-        for pattern in kind.write_patterns if reservations else []:
+        if (other := keys.setdefault(kind.entry, kind.name)) != kind.name:
+            raise ValueError(f"kinds: {kind.name} and {other} have the same key")
+        for stem in RESERVATION_KEYS if reservations else ():
+            if may_overlap(kind.entry_pattern, f"{stem}*"):
+                raise ValueError(f"kinds: {kind.name}: {stem}* belongs to reservations (reservations.enabled)")
+        for pattern in kind.write_patterns if reservations else ():
             if pattern.startswith(RESERVATION_KEYS):
                 raise ValueError(f"kinds: {kind.name}: {pattern} belongs to reservations (reservations.enabled)")
-    patterns = [(kind.name, kind.entry) for kind in kinds]
-    for number, (name, entry) in enumerate(patterns):
-        for other_name, other_entry in patterns[:number]:
-            if entry == other_entry:
-                raise ValueError(f"kinds: {name} and {other_name} have the same key")

@@ -13,8 +13,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from sweeperd.config.certificates import trusted_bundle
 from sweeperd.config.settings import Settings
-from sweeperd.config.types import check_prefix, trusted_bundle
+from sweeperd.config.types import check_prefix
 from sweeperd.errors import ConfigError
 
 #: `SWEEPERD_SWEEP__BATCH_SIZE` overrides `sweep.batch_size`.
@@ -39,8 +40,7 @@ def explain(error: ValidationError, source: str) -> str:
 def _key(detail: ErrorDetails, source: str) -> str:
     place = detail["loc"]
     if source == ENVIRONMENT:
-        # A problem with an override names the variable. A list is one variable with JSON, so the place within the list
-        # follows.
+        # A list is one variable with JSON, so the place within the list follows the variable's name.
         names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
         return _variable(names) + _path(place[len(names) :]) or "settings"
     return _path(place).removeprefix(".") or "settings"
@@ -54,19 +54,16 @@ def _path(place: Sequence[int | str]) -> str:
 
 
 def _problem(detail: ErrorDetails, source: str) -> str:
-    if detail["type"] == "extra_forbidden":
-        return "unknown key" + _similar(_names(detail), has_variable=source == ENVIRONMENT and not _in_list(detail))
-    return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-
-
-def _similar(names: list[str], *, has_variable: bool) -> str:
+    if detail["type"] != "extra_forbidden":
+        return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    names = [part for part in detail["loc"] if isinstance(part, str)]
     close = difflib.get_close_matches(".".join(names), _known(Settings), 1)
     if not close:
-        return ""
+        return "unknown key"
     found = close[0].split(".")
-    if has_variable:
-        return f"; did you mean {_variable(found)}?"
-    return f"; did you mean {found[-1] if found[:-1] == names[:-1] else close[0]}?"
+    if source == ENVIRONMENT and len(names) == len(detail["loc"]):
+        return f"unknown key; did you mean {_variable(found)}?"
+    return f"unknown key; did you mean {found[-1] if found[:-1] == names[:-1] else close[0]}?"
 
 
 def _known(section: type[BaseModel], before: str = "") -> Iterator[str]:
@@ -82,14 +79,6 @@ def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in get_args(annotation):
         yield from _tables(argument)
-
-
-def _in_list(detail: ErrorDetails) -> bool:
-    return any(isinstance(part, int) for part in detail["loc"])
-
-
-def _names(detail: ErrorDetails) -> list[str]:
-    return [part for part in detail["loc"] if isinstance(part, str)]
 
 
 def _variable(names: list[str]) -> str:
@@ -108,7 +97,9 @@ def load(
     and apply the environment's overrides. Without `secrets`, the endpoints' secrets in files and variables are not
     read: their files may be missing, but nothing can be signed. Raises ConfigError.
     """
-    path = _find(path, environment, places)
+    if path is None:
+        named = environment.get(CONFIG_VARIABLE)
+        path = Path(named) if named else next((place for place in places if place.exists()), None)
     data = _read(path) if path else {}
     context: dict[str, Any] = {
         "environment": environment,
@@ -143,14 +134,6 @@ def load(
             key = f"shards[{number}].prefix" if settings.shards else "keys.prefix"
             raise ConfigError(f"{path or ENVIRONMENT}: {key}: {error}") from None
     return settings
-
-
-def _find(path: Path | None, environment: Mapping[str, str], places: Sequence[Path]) -> Path | None:
-    if path is None and environment.get(CONFIG_VARIABLE):
-        path = Path(environment[CONFIG_VARIABLE])
-    if path is not None:
-        return path
-    return next((place for place in places if place.exists()), None)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
+from sweeperd.config.certificates import PemFile
 from sweeperd.config.kinds import KindSettings, check_kinds
 from sweeperd.config.types import (
     Duration,
     HostName,
     Identifier,
     OptionalDuration,
-    PemFile,
     PositiveDuration,
     PositiveRetention,
     RedisUrl,
@@ -225,12 +225,8 @@ class Settings(Section):
         return self
 
     @model_validator(mode="after")
-    def _kinds_fit_together(self) -> Self:
+    def _events_fit_together(self) -> Self:
         check_kinds(self.kinds, self.reservations.enabled)
-        return self
-
-    @model_validator(mode="after")
-    def _balances_are_in_the_events(self) -> Self:
         asking = [endpoint.name for endpoint in self.webhooks.endpoints if endpoint.balances]
         if asking and not self.events.balances:
             raise ValueError(f"the endpoint {asking[0]} has balances = true, which needs events.balances = true")
@@ -240,12 +236,11 @@ class Settings(Section):
     def _shards_fit_together(self) -> Self:
         if not self.shards:
             return self
-        alone = [
-            key
-            for key, section, field in (("redis.url", self.redis, "url"), ("keys.prefix", self.keys, "prefix"))
-            if field in section.model_fields_set
-        ]
-        if alone:
+        single = {
+            "redis.url": "url" in self.redis.model_fields_set,
+            "keys.prefix": "prefix" in self.keys.model_fields_set,
+        }
+        if alone := [key for key, given in single.items() if given]:
             raise ValueError(f"{' and '.join(alone)} and [[shards]] cannot both be set: name every Redis in [[shards]]")
         names = [shard.name for shard in self.shards]
         if twice := {name for name in names if names.count(name) > 1}:
@@ -255,9 +250,8 @@ class Settings(Section):
             other = places.setdefault((shard.url.get_secret_value(), shard.prefix), shard.name)
             if other != shard.name:
                 raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
-        needed = len(self.shards) * len(self.webhooks.endpoints)
-        if needed > self.webhooks.concurrency:
-            # Each endpoint has its own senders on each shard, so that a slow endpoint cannot delay another shard.
+        # Each endpoint has its own senders on each shard, so that a slow endpoint cannot delay another shard.
+        if (needed := len(self.shards) * len(self.webhooks.endpoints)) > self.webhooks.concurrency:
             raise ValueError(
                 f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
             )

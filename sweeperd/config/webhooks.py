@@ -15,22 +15,9 @@ from pydantic import (
     model_validator,
 )
 
-from sweeperd.config.types import (
-    HttpUrl,
-    Identifier,
-    OptionalPemFile,
-    OptionalProxyUrl,
-    PemFile,
-    PositiveDuration,
-    PositiveRetention,
-    Section,
-    check_certificates,
-    check_key,
-    check_secret,
-    clean_secret,
-    fetched_secret,
-    unread,
-)
+from sweeperd.config.certificates import OptionalPemFile, PemFile, check_certificates, check_key
+from sweeperd.config.secrets import check_secret, clean_secret, fetched_secret, unread
+from sweeperd.config.types import HttpUrl, Identifier, OptionalProxyUrl, PositiveDuration, PositiveRetention, Section
 
 #: The types of operational events, which are created only if an endpoint names them.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"

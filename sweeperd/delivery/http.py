@@ -29,7 +29,7 @@ import urllib3.exceptions
 import urllib3.util.ssl_
 
 from sweeperd.config import EndpointSettings
-from sweeperd.config.types import load_pair
+from sweeperd.config.certificates import load_pair
 from sweeperd.delivery.connect import OutOfTime, open_socket
 
 #: By OpenSSL's number for the result of a verification.

@@ -29,7 +29,7 @@ from prometheus_client import Counter
 
 from sweeperd import __version__, progress, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.config.types import PRIVATE, PUBLIC, ed25519_pair, hmac_key
+from sweeperd.config.secrets import PRIVATE, PUBLIC, ed25519_pair, hmac_key
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
 from sweeperd.errors import RedisUnavailable

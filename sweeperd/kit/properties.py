@@ -14,7 +14,8 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.config.kinds import FORMS, INT64_MAX, INT64_MIN, KindSettings
+from sweeperd.config.kinds import KindSettings
+from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN
 from sweeperd.errors import ConfigError, KindRefused
 from sweeperd.kit import victim
 from sweeperd.kit.judge import (

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sweeperd.config.kinds import ID, Command, Field, KindSettings, Word
+from sweeperd.config.kinds import KindSettings
+from sweeperd.config.templates import ID, Command, Field, Word
 from sweeperd.errors import ConfigError
 
 #: The deadline of every sample, ms: long ago, so that a sample is overdue on any server's clock.

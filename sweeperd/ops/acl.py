@@ -10,7 +10,8 @@ from pydantic import Field
 
 from sweeperd import redis_url
 from sweeperd.config import EXPIRY_SPIKE, Settings, ShardSettings
-from sweeperd.config.kinds import FORMS, KindSettings, parse_word, pattern_of
+from sweeperd.config.kinds import KindSettings
+from sweeperd.config.templates import FORMS, parse_word, pattern_of
 from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys

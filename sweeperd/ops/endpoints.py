@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from sweeperd.config import EndpointSettings
-from sweeperd.config.types import PRIVATE
+from sweeperd.config.secrets import PRIVATE
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment
 from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, EndpointFigures
 from sweeperd.ops.show import AttemptDocument

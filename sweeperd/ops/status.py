@@ -27,13 +27,13 @@ from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.backlog import read_index_backlog
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import spread
-from sweeperd.sweep.sweeper import read_index_backlog
 from sweeperd.text import moment_ms
 
 #: How many attempts of each endpoint are shown.

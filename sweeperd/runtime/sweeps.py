@@ -19,9 +19,10 @@ from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.schedule import FOLLOW_EVERY, FULL_TICK, Complete, Incomplete, Outcome, Signal, Tick
 from sweeperd.store.errors import describe
 from sweeperd.store.lease import Lease, process_name
+from sweeperd.sweep.backlog import Backlog
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.expiry_rates import ExpiryRates
-from sweeperd.sweep.kind import Backlog, Decision, Kind, SweepReport
+from sweeperd.sweep.kind import Decision, Kind, SweepReport
 from sweeperd.sweep.last_sweep import LastSweepStore, read_last_sweep
 from sweeperd.sweep.sweeper import Sweeper
 from sweeperd.sweep.telemetry import SweepTelemetry
@@ -148,7 +149,7 @@ class KindSweep:
     def _run(self, order: Tick, paged: Callable[[], None]) -> Outcome:
         self.telemetry.begun()
         if order.others_note_ms is not None:
-            self._last_sweep.heard(order.others_note_ms)
+            self._last_sweep.noted_elsewhere(order.others_note_ms)
         if self._broken:
             raise KindRefused(self._broken)
         if not self.permitted:

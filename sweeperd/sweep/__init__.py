@@ -1,6 +1,7 @@
-"""Index pages to script decisions to a report."""
+"""Decides the due entries of each kind's index, and reports each tick."""
 
+from sweeperd.sweep.backlog import Backlog
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Backlog, Decision, GraceScan, Kind, Labels, Outcome, SweepReport
+from sweeperd.sweep.kind import Decision, GraceScan, Kind, Labels, Outcome, SweepReport
 
 __all__ = ["Backlog", "Decision", "GraceScan", "Kind", "Labels", "Outcome", "SweepReport", "kinds_of"]

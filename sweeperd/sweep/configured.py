@@ -1,4 +1,4 @@
-"""The configured kinds of a shard, and the checks of a kind before its first sweep on a server."""
+"""Builds the kinds of a shard from the settings, each with the checks that precede its first sweep on a server."""
 
 import functools
 import hashlib
@@ -25,10 +25,14 @@ from sweeperd.sweep.reservations import RESERVATIONS, reservations
 #: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
-#: The reasons of a quarantine that each kind may have, and the meaning of each for the operator who repairs.
+#: The keys and arguments of reconcile_entry.lua, which follows it, after the kind's script.
+INDEX_CHECK = (
+    "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1]}\n"
+)
+#: The reasons for a quarantine in any kind, with their meaning for the operator.
 _REASONS = {
-    "WRONG_TYPE": "the entry's key is no hash",
-    "INVALID_EXPIRY": "the field of the deadline is no plain whole number of milliseconds, or is in seconds",
+    "WRONG_TYPE": "the entry's key is not a hash",
+    "INVALID_EXPIRY": "the field of the deadline is not a plain whole number of milliseconds, or is in seconds",
     "INVALID_PLAN": "a write would fail or is not allowed; `show` names the write",
 }
 _MISSING_FIELD = {"MISSING_FIELD": "a template needs a field that is missing or empty"}
@@ -36,24 +40,12 @@ _DECLARED = {"INVALID_STATE": "a field of `active` is missing"} | _MISSING_FIELD
 _SCRIPTED = {"SCRIPT_ERROR": "the script failed or gave no valid answer; `show` names the line"}
 _TOO_MANY_FIELDS = {"TOO_MANY_FIELDS": "the hash has more than 256 fields, and `fields` names none"}
 _PROTECTED_TOO_LONG = {"PROTECTED_TOO_LONG": "`unless` has protected the entry for longer than `unless_max`"}
-#: One harmless form of each command, after its key.
-_ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "HSET": ("f", "v"),
-    "HDEL": ("f",),
-    "HINCRBY": ("f", "1"),
-    "INCRBY": ("1",),
-    "SET": ("v",),
-    "DEL": (),
-    "ZADD": ("1", "m"),
-    "ZREM": ("m",),
-    "SADD": ("m",),
-    "SREM": ("m",),
-    "LPUSH": ("v",),
-    "RPUSH": ("v",),
-    "PEXPIRE": ("1",),
-    "PUBLISH": ("m",),
-    "XADD": ("*", "f", "v"),
-}
+#: A harmless form of each command, without its key.
+_FORMS = (
+    "HSET f v/HDEL f/HINCRBY f 1/INCRBY 1/SET v/DEL/ZADD 1 m/ZREM m/SADD m/SREM m/LPUSH v/RPUSH v/PEXPIRE 1/PUBLISH m/"
+    "XADD * f v"
+)
+_ARGUMENTS = {name: words for name, *words in map(str.split, _FORMS.split("/"))}
 
 
 def kind_names(settings: Settings) -> list[str]:
@@ -62,7 +54,7 @@ def kind_names(settings: Settings) -> list[str]:
 
 
 def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
-    """All kinds that are swept on the shard, by name; built once per shard, so that each script is made once."""
+    """All kinds that are swept on the shard, by name. Built once per shard, so that each script is generated once."""
     known, kinds = _built.get(shard, (None, {}))
     if known is not settings:
         balances = settings.events.balances
@@ -75,9 +67,9 @@ def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
 
 
 def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
-    """One of `[[kinds]]`."""
+    """The kind of one table of `[[kinds]]`."""
     index, events, quarantine = keys.kind_index(kind.index), keys.events, keys.kind_quarantine(kind.name)
-    # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
+    # Hashes that expired together must not all end at the same moment, when Redis would free them at once.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
     stem, end = (keys.prefix + kind.entry[0].encode(), kind.entry[1].encode())
     protected = None if kind.unless is None else keys.kind_protected(kind.name)
@@ -115,7 +107,9 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         more_reasons=kind.script is not None,
         script=script,
         explainer=Script(f"explain {kind.name}", lambda: _deciding(script.source, "return {reply, writes}\n")),
-        index_check=Script(f"check {kind.name}", lambda: _deciding(script.source, _index_check())),
+        index_check=Script(
+            f"check {kind.name}", lambda: _deciding(script.source, INDEX_CHECK + source("ops/reconcile_entry"))
+        ),
         call=call,
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
@@ -123,7 +117,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
 
 
 def _ends(kind: KindSettings) -> dict[str, list[str]]:
-    """Field -> the values by which an entry is known to have ended."""
+    """The values of each field that mark an ended entry."""
     ends: dict[str, list[str]] = {}
     for field, values in [*((field, [value]) for field, value in kind.ended.items()), *kind.over.items()]:
         ends.setdefault(field, []).extend(values)
@@ -131,13 +125,15 @@ def _ends(kind: KindSettings) -> dict[str, list[str]]:
 
 
 def _digest(kind: KindSettings) -> str:
-    """Of the settings that decide whether an entry is seen alive."""
+    """A digest of the settings that decide whether an entry is seen alive."""
     chosen = [kind.key, kind.deadline, sorted(kind.active.items()), kind.index, kind.script, kind.fields]
+    if kind.script is not None:
+        chosen.append(sorted(kind.ended.items()))
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 
 
 def _reasons(kind: KindSettings) -> dict[str, str]:
-    """The reasons of a quarantine that an entry of the kind can have, apart from reasons of the user's own script."""
+    """The reasons for a quarantine, apart from those that the user's own script gives."""
     found = _REASONS | (_DECLARED if kind.script is None else _SCRIPTED)
     if kind.script is not None and kind.fields is None:
         found |= _TOO_MANY_FIELDS
@@ -147,11 +143,8 @@ def _reasons(kind: KindSettings) -> dict[str, str]:
 
 
 def _deciding(script: str, then: str) -> str:
-    """
-    The script with a `redis` that records the writes and sends no write, and after it, in the same step, the Lua `then`
-    with `reply` and `writes`.
-    """
-    # The code before the user's script stands on one line, so that errors name the lines of the user's file.
+    """The script with a `redis` that only records the writes, followed by the Lua `then` with `reply` and `writes`."""
+    # The code before the user's script is one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
     return (
@@ -161,21 +154,13 @@ def _deciding(script: str, then: str) -> str:
     )
 
 
-def _index_check() -> str:
-    """reconcile_entry.lua after the kind's script, for `_deciding`."""
-    return (
-        "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1]}\n"
-        + source("ops/reconcile_entry")
-    )
-
-
 def _is_broken_by(error: Exception) -> bool:
-    """Whether the user's file fails before its functions are called, or somebody has killed the script."""
+    """Whether the user's file fails before its functions are called, or an operator killed the script."""
     return FILE_FAILED in str(error) or "SCRIPT KILL" in str(error)
 
 
 def _check(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
-    """Check the kind before the first sweep on a server. Raises KindRefused if a check fails, or redis.RedisError."""
+    """Raises KindRefused if the kind cannot be swept on this server, or redis.RedisError."""
     if kind.script is not None:
         _check_script(kind, script, index, client)
     if refused := list(_refused_commands(kind, index, client)):
@@ -200,19 +185,10 @@ def _check_script(kind: KindSettings, script: Script, index: bytes, client: "red
             )
 
 
-def _own_commands(kind: KindSettings) -> list[str]:
-    """The commands of the writes that every entry of the kind may need, and the commands of the plan."""
-    planned = [command.name for command in kind.given_back] + (kind.commands or [])
-    # A sum is written with HSET.
-    planned = ["HSET" if name == "HINCRBY" else name for name in planned]
-    end = ["PEXPIRE"] if kind.retention_ms else ["DEL"]
-    return list(dict.fromkeys(["ZREM", "ZADD", "HSET", "XADD", *end, *planned]))
-
-
 def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:
     """
-    The commands that the user may not run, on a server before Redis 7.0, on which no script can ask before a write.
-    Each command is queued in a transaction, and the transaction is discarded, so nothing runs.
+    The commands that the user may not run, before Redis 7.0, where no script can check before a write. Each command is
+    queued in a transaction that is discarded, so nothing runs.
     """
     if isinstance(client, ClusterClient):
         return
@@ -223,7 +199,10 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
     try:
         connection.send_command("MULTI")
         connection.read_response()
-        for name in _own_commands(kind):
+        # What every entry may need, then the plan's commands. A sum is written with HSET.
+        planned = [command.name for command in kind.given_back] + (kind.commands or [])
+        used = ["ZREM", "ZADD", "HSET", "XADD", "PEXPIRE" if kind.retention_ms else "DEL", *planned]
+        for name in dict.fromkeys("HSET" if name == "HINCRBY" else name for name in used):
             key = kind.channels[0].encode() if name == "PUBLISH" else index
             connection.send_command(name, key, *_ARGUMENTS[name])
             try:

@@ -1,9 +1,8 @@
-"""Counts expiries by tenant, and tells when a tenant's rate spikes."""
+"""Detects tenants whose rate of expiries spikes."""
 
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import redis
 
@@ -14,22 +13,16 @@ from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Outcome
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
-#: How many tenants are counted. Further tenants are not, until some have had no expiry for an hour or so.
+#: How many tenants are counted. Others are counted when some have had no expiry for about an hour.
 TENANTS = 10_000
-#: How many tenants go into one call of the script.
-TOGETHER = 500
+#: Tenants per call of the script.
+BATCH = 500
 
 
 class ExpiryRates:
-    """
-    Counts what one process expires on one shard. The counts are kept in Redis, and go on when another replica takes the
-    lease. Not to be shared by threads.
-    """
+    """Counts what one process expires on one shard, in Redis, so that a new leader goes on. Not thread-safe."""
 
     def __init__(self, shard: Shard, settings: CyclesSettings) -> None:
         self._shard = shard
@@ -46,32 +39,22 @@ class ExpiryRates:
 
     def record(self, trace_id: str) -> int:
         """
-        Add the counts to those in Redis, after a tick. Returns how many spikes began. If Redis refuses (no
-        rights, a key of another type), the counts are dropped with a warning: the sweep does not depend on them. Raises
-        RedisUnavailable.
+        Add the counts of a tick to those in Redis, and return how many spikes began. If Redis refuses, the counts are
+        dropped with a warning. Raises RedisUnavailable.
         """
         counts, self._counts = list(self._counts.items()), Counter()
         with self._shard.reaching():
-            return sum(self._add(part, trace_id) for part in batches(counts, TOGETHER))
+            return sum(self._add(part, trace_id) for part in batches(counts, BATCH))
 
     def _add(self, counts: Sequence[tuple[bytes, int]], trace_id: str) -> int:
         keys = self._shard.keys
-        args: list[bytes | str | int] = [
-            self._shard.clock.now_ms(),
-            self._window_ms,
-            str(self._factor),
-            TENANTS,
-            EXPIRY_SPIKE,
-            trace_id,
-        ]
-        for tenant, count in counts:
-            args += [tenant, count]
+        now, flat = self._shard.clock.now_ms(), [value for pair in counts for value in pair]
+        args = [now, self._window_ms, str(self._factor), TENANTS, EXPIRY_SPIKE, trace_id, *flat]
         try:
             return int(self._script.run(self._shard.client, Call([keys.expiry_rates, keys.events], args)))
         except redis.ResponseError as error:
             if is_server_trouble(error):
                 raise
-            log.warning(
-                "the rates of expiries are not kept", extra={"shard": self._shard.name, "error": describe(error)}
-            )
+            about = {"shard": self._shard.name, "error": describe(error)}
+            log.warning("the rates of expiries are not kept", extra=about)
             return 0

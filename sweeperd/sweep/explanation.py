@@ -1,4 +1,4 @@
-"""Asks the script of a kind what it would decide and write now. Nothing is written."""
+"""Runs the script of a kind without its writes, to explain what a sweep would do."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from sweeperd.sweep.kind import Decision, Kind, Outcome
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The decision of a sweep about one entry now. `writes`: the commands, in order, each with the arguments."""
+    """What a sweep would decide about an entry now. `writes`: its commands in order, with their arguments."""
 
     decision: Decision
     writes: tuple[tuple[bytes, ...], ...]
@@ -20,8 +20,8 @@ class Explanation:
 
 def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, proven: bool = True) -> list[Explanation]:
     """
-    Ask the kind's script about each id, `batch` ids in one round trip. `proven`: as if the kind is proven. If the sweep
-    of an entry would fail, the outcome is `error`. Raises redis.RedisError if the server as a whole cannot answer.
+    Explain each id, `batch` ids per round trip. `proven`: as if the kind is proven. If the script would fail for an
+    entry, its outcome is `error`. Raises redis.RedisError if the server cannot answer at all.
     """
 
     def explanation(entry: bytes, reply: Any) -> Explanation:

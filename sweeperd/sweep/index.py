@@ -1,11 +1,11 @@
 """
 Reads the due entries of an index page by page, past the entries that stay.
 
-A page is read in one of three ways. Plain: the entries only. With a grace scan: one script reads the page and the hash
-of each entry, and marks the entries in grace, so that expire.lua is not asked about each. Not at all: a cached range of
-entries that are known to be in grace is passed by. A scan costs more than a plain page, so pages are scanned while at
-least half of the entries turn out to be in grace: a backlog in grace lies at the beginning of the index, in front of
-the entries that are to be expired, and each tick has to pass the backlog.
+Entries in grace lie at the beginning of the index, in front of the entries to expire, and each tick has to pass them.
+So a page is read in one of three ways. A plain page has the entries only. A grace scan also reads their hashes and
+marks the entries in grace, so that expire.lua does not run for each. A cached range of entries that are known to be in
+grace is skipped. A scan costs more than a plain page, so pages are scanned while at least half of the entries are in
+grace.
 """
 
 import functools
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How long pages stay smaller after the server has cut one off, seconds.
+#: How long pages stay smaller after the server cut one off, seconds.
 SMALLER = 600.0
-#: How long a range is used before the next scan: at least, at most, seconds. The time is random, so that the ranges are
-#: not all scanned in the same tick.
+#: The bounds of the random time after which a range is scanned again, seconds; random, so that not all ranges are
+#: scanned in the same tick.
 RESCAN_AFTER = (30.0, 60.0)
 #: The most ranges in the cache: with 200 entries each, the ranges of a million entries take about a MiB.
 CAPACITY = 5_000
-#: The most entries whose end of grace is remembered; the other entries in grace wait for a tick over the whole index.
+#: The most entries whose end of grace is remembered; others in grace wait for a full tick.
 ENDS = 10_000
-#: In the time that Redis takes to expire one entry, this many are scanned, or passed by in cached ranges.
+#: How many entries Redis scans, or skips in cached ranges, in the time that it takes to expire one.
 SCANS, SKIPS = 8, 32
 
 
@@ -56,13 +56,13 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place in the index: at this score, after this many entries of exactly this score that stay."""
+    """A place in the index: after this many staying entries of this score."""
 
     score: bytes = b"-inf"
     passed: int = 0
 
     def after(self, entries: Iterable[tuple[IndexEntry, bool]]) -> "Position":
-        """The position after these entries, each with whether the entry stays in the index."""
+        """The position after these entries, each with whether it stays in the index."""
         score, passed = self.score, self.passed
         for entry, stays in entries:
             if entry.score != score:
@@ -81,25 +81,24 @@ START = Position()
 
 class Cursor:
     """
-    The places at which each tick begins to read the index.
+    Where each tick begins to read the index.
 
-    If a tick was cut short, the next tick goes on from there. Entries in grace before that place stay in the index, and
-    their graces may end while ticks are cut short again and again. So the cursor remembers the earliest of these ends,
-    and when that time has passed, a second walk visits the entries from the start of the index up to that place. The
-    two walks take turns, tick by tick, so neither waits for longer than a tick.
+    After a tick that was cut short, the next one goes on from there. Graces of the entries before that place may end
+    while ticks are cut short again and again. So once the earliest of them has ended, a second walk goes from the start
+    of the index up to that place. The two walks alternate, so neither waits for longer than a tick.
     """
 
     def __init__(self) -> None:
-        #: The place at which the walk over the whole index stopped.
+        #: Where the walk over the whole index stopped.
         self._main = START
-        #: The place at which the second walk stopped; None if there is no second walk.
+        #: Where the second walk stopped; None if there is none.
         self._second: Position | None = None
         self._on_second = False
-        #: The earliest end of grace among the entries that were passed by, ms on the server's clock.
+        #: The earliest end of grace among the entries that were skipped, ms on the server's clock.
         self._first_end = math.inf
 
     def start(self, now_ms: int) -> Position:
-        """A tick begins at this time of the server. Returns the position to begin at."""
+        """Where a tick begins that starts at this time of the server."""
         if self._main == START:
             self._second, self._first_end = None, math.inf
         elif self._second is None and now_ms > self._first_end:
@@ -108,7 +107,7 @@ class Cursor:
         return self._second if self._on_second and self._second else self._main
 
     def pass_by(self, grace_end_ms: int) -> None:
-        """An entry was left in the index whose grace ends at this time, ms."""
+        """An entry stays in the index until its grace ends at this time, ms."""
         self._first_end = min(self._first_end, grace_end_ms)
 
     def stop(self, position: Position) -> None:
@@ -121,21 +120,21 @@ class Cursor:
             self._main, self._second = position, None
 
     def finish(self) -> None:
-        """The tick has reached the end of the index: the next tick begins at the start."""
+        """The tick reached the end of the index."""
         self._main = START
 
 
 @dataclass(frozen=True, slots=True)
 class CachedRange:
     """
-    Consecutive entries of the index that were all in grace when scanned. Until the first of these graces ends, nothing
-    is to be done in the range, if the same entries are still there with the same scores: a script checks a fingerprint.
-    The services that commit, release or extend a reservation change the index entry too. If a service changed the hash
-    only, the fingerprint would stay the same, so each range is scanned again after a while.
+    Consecutive entries of the index that were all in grace when scanned. The range needs no work until the first of
+    these graces ends, if a fingerprint shows the same entries with the same scores. Services that commit, release or
+    extend a reservation change its index entry too. A change to the hash alone would keep the fingerprint, so each
+    range is scanned again after a while.
     """
 
     count: int
-    #: The scores of the first and of the last entry, and how many of the entries have the last score.
+    #: The first and the last score, and how many entries have the last one.
     first: bytes
     last: bytes
     tail: int
@@ -146,25 +145,8 @@ class CachedRange:
     rescan_at: float
 
     def end(self, begin: Position) -> Position:
-        """The position after the range, if the range follows `begin`."""
+        """The position after the range if it follows `begin`."""
         return Position(self.last, self.tail + (begin.passed if begin.score == self.last else 0))
-
-
-class SkippedRanges(NamedTuple):
-    """Cached ranges that were passed by."""
-
-    position: Position
-    #: The number of entries in the ranges. If 0, no range was passed by, and a page is to be scanned.
-    entries: int = 0
-    first_end_ms: int = 0
-
-
-class ScannedPage(NamedTuple):
-    """A page that was read with a grace scan."""
-
-    entries: list[IndexEntry]
-    #: Whether this is the last page of due entries.
-    last: bool
 
 
 class GraceCache:
@@ -179,41 +161,35 @@ class GraceCache:
         self._next: deque[CachedRange] = deque()
         #: The ranges that were unchanged in this tick, or are new.
         self._passed: list[CachedRange] = []
-        #: The last score of a range that is scanned again. Pages end there, so that the next range begins as before.
+        #: The last score of a range that is scanned again. Pages end there, so that the next range still fits.
         self._bound: bytes | None = None
 
     def start(self) -> bool:
-        """A tick begins. Returns whether there are ranges."""
+        """Begin a tick. Returns whether there are ranges."""
         self._next = deque([*self._passed, *self._next])
         self._passed = []
         self._bound = None
         return bool(self._next)
 
-    def skip(self, position: Position, entries: int) -> SkippedRanges:
-        """Pass by the unchanged ranges at this position, about `entries` entries. Raises redis.RedisError."""
+    def skip(self, position: Position, entries: int) -> list[CachedRange]:
+        """The unchanged ranges at this position, with about `entries` entries. Raises redis.RedisError."""
         ranges = [] if self._bound is not None else self._choose(position, entries)
         if not ranges:
-            return SkippedRanges(position)
+            return []
         args: list[bytes | int] = [position.score, position.passed]
         for cached in ranges:
             args += [cached.count, cached.fingerprint, cached.first_end_ms]
         count: int = self._unchanged_ranges.run(self._shard.client, Call([self._index], args))
-        unchanged = ranges[:count]
-        for cached in unchanged:
-            self._next.popleft()
-            self._passed.append(cached)
-            position = cached.end(position)
+        for _ in range(count):
+            self._passed.append(self._next.popleft())
         if count < len(ranges):
             self._bound = self._next.popleft().last
-        if not unchanged:
-            return SkippedRanges(position)
-        first_end_ms = min(cached.first_end_ms for cached in unchanged)
-        return SkippedRanges(position, sum(cached.count for cached in unchanged), first_end_ms)
+        return ranges[:count]
 
-    def scan(self, until: int, position: Position, count: int) -> ScannedPage:
+    def scan(self, until: int, position: Position, count: int) -> tuple[list[IndexEntry], bool]:
         """
-        The next entries with a score up to `until`, up to `count`, each with the end of its grace if in grace. If all
-        entries are in grace, they become a range. Raises redis.RedisError.
+        Up to `count` entries with a score up to `until`, each with the end of its grace if in grace, and whether they
+        are the last ones. If all are in grace, they become a range. Raises redis.RedisError.
         """
         bounded = self._bound is not None and float(self._bound) < until
         last: bytes | int = self._bound if bounded and self._bound is not None else until
@@ -225,13 +201,13 @@ class GraceCache:
             self._remember(entries, fingerprint, min(ends))
         if more != b"1":
             self._bound = None
-        return ScannedPage(entries, more != b"1" and not bounded)
+        return entries, more != b"1" and not bounded
 
     def _choose(self, position: Position, entries: int) -> list[CachedRange]:
-        """The next ranges to be checked, with about `entries` entries."""
+        """The next ranges to check, with about `entries` entries."""
         now = time.monotonic()
         while self._next and float(self._next[0].first) < float(position.score):
-            # The tick began in the middle of the index, or the entries of this range were read as a page.
+            # The tick began in the middle of the index, or read this range as a page.
             cached = self._next.popleft()
             if now < cached.rescan_at:
                 self._passed.append(cached)
@@ -255,16 +231,15 @@ class GraceCache:
 
 
 class GraceEnds:
-    """When the graces of the entries end that a script has left alone, ms on the server's clock. One tick at a time."""
+    """When the graces of the entries end that a script left alone, ms on the server's clock. Not thread-safe."""
 
     def __init__(self) -> None:
         #: Id -> the end of the grace, and the score.
         self._ends: dict[bytes, tuple[int, bytes]] = {}
-        #: (end, id), with ends that are out of date.
+        #: (end, id), some of them outdated.
         self._queue: list[tuple[int, bytes]] = []
 
     def add(self, entry: IndexEntry, end_ms: int) -> None:
-        """The grace of this entry ends at this time."""
         known = self._ends.get(entry.id)
         if known != (end_ms, entry.score) and (known or len(self._ends) < ENDS):
             self._ends[entry.id] = end_ms, entry.score
@@ -290,15 +265,15 @@ _PAGE = Script("sweep/page")
 
 
 def read_page(shard: Shard, index: bytes, until: float, position: Position, count: int) -> list[IndexEntry]:
-    """The next entries with a score up to `until`, at most `count`: a plain page. Raises redis.RedisError."""
+    """Up to `count` entries with a score up to `until`. Raises redis.RedisError."""
     flat: list[bytes] = _PAGE.run(shard.client, Call([index], [str(until), position.score, position.passed, count]))
     return list(map(IndexEntry, flat[::2], flat[1::2]))
 
 
 class PageSize:
     """
-    How many entries are read at once. Redis closes the connection if a reply passes its output limit for clients, and
-    ids may be long. So if the connection ends while Redis answers other commands, the page is halved and read again.
+    How many entries are read at once. Ids may be long, and Redis closes the connection if a reply exceeds its output
+    limit for clients. So if the connection ends while Redis answers other commands, the page is halved and read again.
     """
 
     def __init__(self, shard: Shard, most: int) -> None:
@@ -308,7 +283,7 @@ class PageSize:
         self.now = most
 
     def read(self, read: Callable[[int], T]) -> T:
-        """The page that `read` gives for a size. `now` is its size afterwards. Raises redis.RedisError."""
+        """The page that `read` returns for a size, which `now` is afterwards. Raises redis.RedisError."""
         if self.now < self._most and time.monotonic() - self._cut_at > SMALLER:
             self.now = self._most
         while True:
@@ -329,10 +304,9 @@ class PageSize:
 
 @dataclass(frozen=True, slots=True)
 class IndexPage:
-    """Consecutive entries of the index."""
+    """Consecutive entries of the index, or the number of entries in grace that were skipped instead."""
 
     entries: Sequence[IndexEntry] = ()
-    #: How many entries in grace were passed by in place of a page.
     passed: int = 0
 
 
@@ -347,14 +321,14 @@ class IndexReader:
         self._cursor = Cursor()
         self._position = START
         self._until = 0
-        #: Whether the next page is scanned, as the first page is, because entries in grace stand in front.
+        #: Whether the next page is scanned. The first is, because entries in grace are in front.
         self._scans = self._cache is not None
         self._page_scanned = False
         #: Whether the last page was read.
         self.ended = False
 
     def start(self, now_ms: int, *, idle: bool = False) -> None:
-        """A tick begins, and reads the entries that are due at this time of the server; `idle`: there are none."""
+        """Begin a tick over the entries that are due at this time of the server. `idle`: there are none."""
         if self.ended:
             self._cursor.finish()
         self.ended = idle
@@ -365,29 +339,28 @@ class IndexReader:
 
     @property
     def rereads(self) -> bool:
-        """Whether to skip the rest of the page, because the same entries are read again with a grace scan."""
+        """Whether to skip the rest of the page, which is read again with a grace scan."""
         return self._scans and not self._page_scanned
 
     def next(self, batch_size: int) -> IndexPage:
         """
-        The next page, or ranges passed by in place of a page. Either takes Redis about as long as a batch of
-        `batch_size` expiries. Raises redis.RedisError.
+        The next page, or skipped ranges. Either takes Redis about as long as a batch of `batch_size` expiries. Raises
+        redis.RedisError.
         """
         self._page_scanned = self._scans
         if self._cache is None or not self._scans:
             entries = self.pages.read(functools.partial(self._read_page, self._until, self._position))
             self.ended = len(entries) < self.pages.now
             return IndexPage(entries)
-        skipped = self._cache.skip(self._position, SKIPS * batch_size)
-        if skipped.entries:
-            self._position = skipped.position
-            self._cursor.pass_by(skipped.first_end_ms)
-            return IndexPage(passed=skipped.entries)
+        if skipped := self._cache.skip(self._position, SKIPS * batch_size):
+            for cached in skipped:
+                self._position = cached.end(self._position)
+                self._cursor.pass_by(cached.first_end_ms)
+            return IndexPage(passed=sum(cached.count for cached in skipped))
         scan = functools.partial(self._cache.scan, self._until, self._position)
-        page = self.pages.read(lambda count: scan(min(count, SCANS * batch_size)))
-        self.ended = page.last
-        self._scans = 2 * sum(entry.in_grace for entry in page.entries) >= len(page.entries)
-        return IndexPage(page.entries)
+        entries, self.ended = self.pages.read(lambda count: scan(min(count, SCANS * batch_size)))
+        self._scans = 2 * sum(entry.in_grace for entry in entries) >= len(entries)
+        return IndexPage(entries)
 
     def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
         """The next entries of the page were decided."""
@@ -403,28 +376,27 @@ class IndexReader:
             self.ended = self.ended and not self._scans
 
     def stop(self, failed: Sequence[IndexEntry] = ()) -> None:
-        """The tick was cut short here; the entries that failed are passed over by the next tick."""
+        """The tick was cut short here. The next tick goes on behind the entries that failed."""
         self.ended = False
         self._cursor.stop(self._position.after((entry, True) for entry in failed))
 
 
 class WokenReader:
     """
-    Reads what woke a tick, in place of IndexReader: the due entries after the score that was seen, and the entries
-    whose grace has ended since.
+    Reads the entries of a woken tick: those due after the score that was seen, and those whose grace has ended since.
     """
 
     #: A woken tick scans no page.
     rereads = False
 
     def __init__(self, shard: Shard, kind: Kind, pages: PageSize, ends: GraceEnds, seen_ms: int) -> None:
-        """Read the clock and the first page, in one round trip. Raises redis.RedisError."""
+        """Read the clock and the first page in one round trip. Raises redis.RedisError."""
         self._read_page = functools.partial(read_page, shard, kind.index)
         self._pages = pages
         self._ends = ends
         self._position = START
         self.ended = False
-        # If the script finds the deadline in the present millisecond, the entry is not due.
+        # An entry whose deadline is the present millisecond is not due.
         now = shard.clock.now_ms() - 1
         ended = ends.take(now, pages.now)
         more: list[Command] = [("ZMSCORE", kind.index, *(entry.id for entry in ended))] if ended else []
@@ -434,7 +406,7 @@ class WokenReader:
         self.until_ms = min(now, server_now - 1)
         flat = replies[0]
         self._page: list[IndexEntry] | None = list(map(IndexEntry, flat[::2], flat[1::2]))
-        #: The entries that are still in the index: their reservations were neither committed nor extended.
+        #: The entries still in the index, which were neither committed nor extended.
         self._in_front = [
             entry
             for entry, score in zip(ended, replies[1] if ended else (), strict=True)
@@ -459,5 +431,5 @@ class WokenReader:
                 self._ends.add(entry, decision.grace_end_ms)
 
     def stop(self, _failed: Sequence[IndexEntry] = ()) -> None:
-        """The tick was cut short here; the rest is left to the next tick over the whole index."""
+        """The tick was cut short here. The rest waits for the next full tick."""
         self.ended = False

@@ -1,4 +1,4 @@
-"""The values of a sweep: a kind of entries, a decision about one entry, and the report of a tick."""
+"""Defines what a sweep works on and returns: the kind, the decision about an entry, the report of a tick."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Outcome(enum.StrEnum):
     IN_GRACE = "in_grace"
     NOT_DUE = "not_due"
     NOT_FOUND = "not_found"
-    #: The kind is unproven: a wrong setting would drop this entry too, so it stays.
+    #: The kind is unproven, so an entry that a wrong setting would drop stays.
     HELD = "held"
     QUARANTINED = "quarantined"
     ERROR = "error"
@@ -32,7 +32,7 @@ class Outcome(enum.StrEnum):
 
     @property
     def shows_life(self) -> bool:
-        """Whether the entry has a hash and is active, so that the settings of its kind fit."""
+        """Whether the entry is active, so that the settings of its kind fit."""
         return self in (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
 
 
@@ -41,29 +41,28 @@ PROTECTED = "protected"
 
 
 class Decision(NamedTuple):
-    """The script's decision about one entry. A plain tuple: there are millions of decisions after an outage."""
+    """The script's decision about one entry. A plain tuple, because there are millions after an outage."""
 
     id: bytes
     outcome: Outcome
-    #: The state of a skipped entry, the reason of a quarantine, the text of an error; PROTECTED. Of a held entry the
-    #: outcome that it would have: `not_found` or `skipped`.
+    #: The state of a skipped entry, the reason for a quarantine, the text of an error, the outcome that a held entry
+    #: would have (`not_found` or `skipped`), or PROTECTED.
     detail: str = ""
     tenant: bytes = b""
     #: From the end of the grace to the expiry, ms.
     lag_ms: int = 0
-    #: When the grace of an entry in grace ends, ms on the server's clock; 0 if unknown.
+    #: When the grace ends, ms on the server's clock; 0 if unknown.
     grace_end_ms: int = 0
-    #: The scopes whose budget does not exist, so that the amount could not be given back.
+    #: The scopes without a budget to give the amount back to.
     missing: tuple[str, ...] = ()
-    #: The exact fault, if a quarantine of a configured kind names the fault. Of a skipped or held entry: why the
-    #: settings do not know its state.
+    #: The exact fault of a quarantined entry, or why the settings do not explain a skipped or held one.
     why: str = ""
-    #: The scopes whose budget was closed and has less reserved than the amount: left alone.
+    #: The scopes whose closed budget has less reserved than the amount, and was left alone.
     closed: tuple[str, ...] = ()
 
 
 def decision_of(entry: bytes, reply: Sequence[Any]) -> Decision:
-    """The decision in a reply of expire.lua, whose header lists the shapes, or of the script of a configured kind."""
+    """The decision in a reply of a kind's script; the header of expire.lua lists the shapes."""
     outcome = Outcome(reply[0].decode())
     match outcome:
         case Outcome.EXPIRED:
@@ -83,8 +82,8 @@ def decision_of(entry: bytes, reply: Sequence[Any]) -> Decision:
 @dataclass(frozen=True)
 class GraceScan:
     """
-    A script that reads a page of the index as page.lua does, and marks the entries that are in grace. Its arguments are
-    the four of page.lua, then `args`. Its reply is described in grace_scan.lua.
+    A script that reads a page of the index and marks the entries in grace. It takes the four arguments of page.lua,
+    then `args`. See grace_scan.lua for its reply.
     """
 
     script: Script
@@ -93,19 +92,19 @@ class GraceScan:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The entries hold amounts of budgets, each a hash `<stem><scope>:<unit>`."""
+    """The entries hold amounts of budgets, hashes `<stem><scope>:<unit>`."""
 
     stem: bytes
 
 
 @dataclass(frozen=True)
 class Sums:
-    """The entries hold amounts of the counters that the settings declare; often of none."""
+    """The entries hold amounts of the counters that `sums` declares, if any."""
 
     declared: Sequence[SumSettings] = ()
-    #: (keys and arguments of the kind's script) to what one entry holds, in the step that decides whether it is active:
-    #: {outcome, deadline, {counter's key, field, amount, value of the counter or nil}, ...}, a list for each of
-    #: `declared`; the texts are empty if the hash lacks a field of the counter's name.
+    #: Takes the keys and arguments of the kind's script and returns, in the step that decides the entry, {outcome,
+    #: deadline, {counter's key, field, amount, counter's value or nil}, ...}, with a list for each of `declared`. Its
+    #: texts are empty if the hash lacks a field of the counter's name.
     script: Script | None = None
 
 
@@ -114,11 +113,11 @@ class Labels:
     """How logs and tables name the entries of a kind."""
 
     entry: str
-    #: The log's fields: the id of an entry, the list of several entries, what an expiry found missing.
+    #: The names of the log's fields for an id, for several entries, and for what an expiry found missing.
     id: str = "id"
     entries: str = "entries"
     missing: str = "missing"
-    #: What an expiry may find missing, for people.
+    #: What an expiry may find missing, for the terminal.
     lacking: str = "key"
 
 
@@ -130,7 +129,7 @@ class MakeCall(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One sort of entry that is swept. No script is read, generated or hashed before its first run."""
+    """A kind of entry. No script is read, generated or hashed before its first run."""
 
     name: str
     labels: Labels
@@ -144,9 +143,9 @@ class Kind:
     #: The fields of the hash with the deadline and the tenant.
     deadline: str
     tenant: str
-    #: Field -> the value that an active entry has there; empty if a script of the user decides.
+    #: The values of an active entry's fields; empty if the user's script decides.
     active: Mapping[str, str] = field(default_factory=dict)
-    #: Field -> the values by which an entry is known to have ended.
+    #: The values of each field that mark an ended entry.
     ends: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The job whose lease a sweep of this kind holds.
     lease_job: str
@@ -155,34 +154,33 @@ class Kind:
     #: The fields of every log line about the kind.
     log_fields: Mapping[str, object] = field(default_factory=dict)
     counters: Budgets | Sums = Sums()
-    #: The field of `sweeperd:proofs`; empty if the settings cannot be wrong, so that the kind needs no proof.
+    #: The field of `sweeperd:proofs`; empty if no setting can be wrong, so that the kind needs no proof.
     proof: bytes = b""
-    #: How much later than its deadline the index may have an entry, because the entry waits or is protected; ms.
+    #: How much later than its deadline an entry that waits or is protected may be in the index, ms.
     max_wait_ms: int = 0
-    #: The grace, ms, if the entry's hash names none.
+    #: The grace if the entry's hash names none, ms.
     grace_ms: int = 0
-    #: ZSET of the entries that `unless` protects: id -> end of the grace, ms; None if the kind has no `unless`.
+    #: ZSET of the entries that `unless` protects, scored by the end of the grace, ms; None without `unless`.
     protected: bytes | None = None
-    #: The reasons of a quarantine that are known beforehand, each with its meaning.
+    #: The known reasons for a quarantine with their meaning, and whether a user's script may give others.
     reasons: Mapping[str, str] = field(default_factory=dict)
-    #: Whether a script of the user may give other reasons too.
     more_reasons: bool = False
-    #: Whether the services of Cycles sweep these entries too, so that their lease, counters and event of spikes apply.
+    #: Whether the Cycles services sweep these entries too, so that their lease, counters and spike events apply.
     cycles: bool = False
     script: Script
-    #: The same script with a `redis` that records the writes and sends none: {reply, writes}.
+    #: The same script with a `redis` that only records the writes. Returns {reply, writes}.
     explainer: Script
-    #: ops/reconcile_entry; of a configured kind in the same step as the kind's script, with no write sent. The
-    #: arguments 2 to 5 of reconcile_entry come after the arguments of the kind's script.
+    #: ops/reconcile_entry, for a configured kind in the same step as its script without the writes. Arguments 2 to 5
+    #: of reconcile_entry follow those of the kind's script.
     index_check: Script
     call: MakeCall
-    #: (id, the script's reply) to the decision.
+    #: The decision about an id in the script's reply.
     decision: Callable[[bytes, Any], Decision] = decision_of
     #: Marks the entries of a page that are in grace; None if the kind has no such script.
     grace_scan: GraceScan | None = None
     #: Checks that the kind can be swept on this server. Raises KindRefused or redis.RedisError.
     check: Callable[["redis.Redis"], None] = lambda _: None
-    #: Whether an error of the script means that no entry can be decided until the kind's settings are mended.
+    #: Whether an error of the script means that no entry can be decided until the settings are corrected.
     is_broken_by: Callable[[Exception], bool] = lambda _: False
 
     def hash_key(self, entry: bytes) -> bytes:
@@ -197,24 +195,24 @@ class Kind:
 
 @dataclass(frozen=True)
 class SweepReport:
-    """One tick in numbers."""
+    """The result of one tick."""
 
     trace_id: str
     counts: Mapping[Outcome, int]
-    #: False if the tick stopped before the end of the due entries.
+    #: Whether the tick reached the end of the due entries.
     complete: bool
     duration_seconds: float
-    #: How many of the entries in grace were passed by a remembered range, so that there is no decision about each.
+    #: How many entries in grace were skipped as part of a cached range, without a decision about each.
     passed: int
-    #: How many script calls were on their way to Redis at once, in the last batches of the tick.
+    #: How many script calls were in flight at once in the last batches.
     pipeline_depth: int
-    #: Why the tick counts as failed although Redis answered; empty if the tick was well.
+    #: Why the tick failed although Redis answered; empty if it did not.
     failure: str = ""
     #: The error after which the kind must not be swept any more; empty if there was none.
     broken: str = ""
-    #: The score up to which each entry was decided, ms; 0 if the tick was cut short or not well.
+    #: The score up to which every entry was decided, ms; 0 if the tick failed or was cut short.
     seen_ms: int = 0
-    #: The likely cause, if entries of an unproven kind were held.
+    #: The likely cause if entries of an unproven kind were held.
     held_because: str = ""
 
     @property
@@ -224,23 +222,5 @@ class SweepReport:
 
     @property
     def changed(self) -> bool:
-        """Whether the tick did more than look: an entry was not merely in grace, or the tick was cut short."""
+        """Whether the tick decided more than entries in grace, or was cut short."""
         return not self.complete or self.candidates > self.counts.get(Outcome.IN_GRACE, 0)
-
-
-@dataclass(frozen=True)
-class Backlog:
-    """The entries that are due and still resident, those in quarantine, and those that `unless` protects."""
-
-    due: int
-    oldest_due_seconds: float
-    quarantined: int
-    #: `oldest_protected_seconds`: since the end of the grace.
-    protected: int = 0
-    oldest_protected_seconds: float = 0.0
-    #: More than 100 years ahead; see far_ahead.
-    far_ahead: int = 0
-    #: False if no entry of the kind was seen alive yet; the entries that the last tick over the index held, and why.
-    proven: bool = True
-    held: int = 0
-    held_because: str = ""

@@ -1,28 +1,15 @@
-"""
-The script of a configured kind, generated from the settings. The kind's writes are declared (`give_back`), or planned
-by the user's script. Both forms check the entry in the same order.
-"""
+"""Generates the script of a configured kind from its settings and, if it has one, the user's script."""
 
 import re
 import string
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sweeperd.config.kinds import (
-    ID,
-    OWN_KEYS,
-    RESERVATION_KEYS,
-    Amount,
-    Command,
-    Field,
-    KindSettings,
-    Word,
-    may_meet,
-    parse_word,
-)
+from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_overlap
+from sweeperd.config.templates import ID, Amount, Command, Field, Word, parse_word
 from sweeperd.store.scripts import expand
 
-#: The globals of a Redis server that a user's script must not see. If a server has further globals, `check` fails.
+#: The globals of Redis that a user's script must not see. If a server has others, `check` fails.
 HIDDEN_GLOBALS = tuple(
     """
     redis server KEYS ARGV cjson cmsgpack struct bit os io debug package module require coroutine collectgarbage gcinfo
@@ -36,15 +23,15 @@ BASIC_GLOBALS = tuple(
     assert error ipairs next pairs pcall rawequal rawget rawset select setmetatable tonumber tostring type unpack xpcall
     """.split()  # noqa: SIM905
 )
-#: The libraries that a user's script gets a copy of, and the functions.
+#: The libraries that a user's script gets copies of.
 LIBRARIES = {
     "string": "byte char find format gmatch gsub len lower match rep reverse sub upper",
     "table": "concat insert maxn remove sort",
     "math": "abs ceil floor fmod huge max min",
 }
-#: The error begins so if the user's file fails before `decide` or `plan` is called.
+#: Begins the error if the user's file fails before `decide` or `plan` is called.
 FILE_FAILED = "KINDFILE"
-#: After the checks of a plan: if the server is in trouble, the error is the reply; if a check failed, a quarantine.
+#: Ends the script after a failed check: with the error if the server is in trouble, else with a quarantine.
 _STOP = (
     "if failure then\n  return failure\nend\n"
     "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
@@ -53,14 +40,14 @@ _STOP = (
 _PLAIN = set(string.ascii_letters + string.digits + " !#$%&()*+,-./:;<=>?@[]^_`{|}~")
 #: Below this, an addition in floating point is exact.
 _SMALL = 10**15
-#: The most keys of a quick plan. Each key is compared with all keys before.
+#: The most keys of a quick plan, where each key is compared with those before.
 _MAX_QUICK_KEYS = 8
 #: The most bytes of a plan and its event.
 _MAX_BYTES = 65_536
 
 
 class Row:
-    """The fields of the hash that the script reads, each as Lua."""
+    """The fields of the hash that the script reads, as Lua."""
 
     def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
         asked = [part.name for part in kind.unless_key or () if isinstance(part, Field) and part.name != ID]
@@ -77,7 +64,7 @@ class Row:
 
 
 def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
-    """The text of the script. `kinds`: all kinds, whose indexes and hashes no plan may write."""
+    """`kinds`: all kinds, whose indexes and hashes no plan may write."""
     body = _script_body(kind) if kind.script is not None else _declared_body(kind)
     lines = [
         "-- @include kind_entry",
@@ -99,7 +86,7 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield f"if {row[field]} ~= {quoted(value)} then"
         yield from (f"  {line}" for line in _over(kind, row, row[field]))
         why = f"{quoted(field + ' is ')} .. {row[field]} .. {quoted(', active says ' + value)}"
-        yield f"  return entry.drop_unknown('skipped', {row[field]}, {why}, {_told(kind)})\nend"
+        yield f"  return entry.drop_unknown('skipped', {row[field]}, {why}, {_all_ends_known(kind)})\nend"
     yield from _due(kind, row)
     yield from _unless(kind, row)
     yield "local event_bytes = 0"
@@ -114,7 +101,9 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield "-- @include kind_quick\nlocal function quick_plan()"
         yield from quick_plan(commands, row, "event_bytes")
         yield "end\nchecked = quick_plan()"
-    yield from _plan(kind, command_list(commands, row), field_checks(commands, row))
+    checks = [f"full_plan.field({row[field]}, {quoted(field)})" for field in needed_fields(commands)]
+    checks += [f"full_plan.amount({row[field]})" for field in _amount_fields(commands)]
+    yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks)
     yield from _end(kind, row)
 
 
@@ -140,7 +129,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield _STOP
     yield "if verdict == 'skip' then"
     yield from (f"  {line}" for line in _over(kind, row, "detail"))
-    yield f"  return entry.drop_unknown('skipped', detail, 'decide says skip ' .. detail, {_told(kind)})\nend"
+    yield f"  return entry.drop_unknown('skipped', detail, 'decide says skip ' .. detail, {_all_ends_known(kind)})\nend"
     yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
     yield from _due(kind, row)
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
@@ -161,8 +150,8 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
 
 def _user_function(text: str) -> str:
     """
-    The user's file as the body of a function. The first line of the file is the script's first line, so that errors
-    name the lines of the file. No local of the prelude exists yet, and every global in the file is shadowed.
+    The user's file as the body of a function, where no local of the prelude exists and every global is shadowed. It
+    begins in the script's first line, so that errors name the lines of the file.
     """
     named = [name for name in BASIC_GLOBALS if _names(text, name)]
     basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
@@ -174,19 +163,19 @@ def _user_function(text: str) -> str:
 
 
 def _names(text: str, name: str) -> bool:
-    """Whether the name stands anywhere in the text. If not, the text cannot reach the global of this name."""
+    """Whether the text contains the name, without which it cannot reach the global of this name."""
     return re.search(rf"\b{name}\b", text) is not None
 
 
 def _libraries(text: str) -> Iterable[str]:
-    """Copies of the libraries that the text names, so that no change to a library stays."""
+    """Copies of the libraries that the text names, so that it changes only copies."""
     for library, functions in LIBRARIES.items():
         copies = (f"{name} = {library}.{name}" for name in functions.split())
         yield f"{{{', '.join(copies)}}}" if _names(text, library) else "nil"
 
 
 def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
-    """From the hash to the first check of the state."""
+    """Reads the hash and checks that the entry has not ended."""
     yield row.read()
     yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
     yield "  return entry.drop_unknown('not_found')\nend"
@@ -194,23 +183,29 @@ def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
         yield f"entry.belongs_to({row[kind.tenant]})"
     if kind.ended:
         carries_all = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.ended.items())
-        yield f"if {carries_all} then\n  return entry.drop('skipped', {row[next(iter(kind.ended))]})\nend"
+        field, value = next(iter(kind.ended.items()))
+        drop = f"entry.drop('skipped', {row[field]})"
+        if kind.script is not None:  # here `ended` may name the living state
+            drop = (
+                f"entry.drop_unknown('skipped', {row[field]}, {quoted(f'{field} is {value}, ended names it')}, false)"
+            )
+        yield f"if {carries_all} then\n  return {drop}\nend"
 
 
 def _over(kind: KindSettings, row: Row, detail: str) -> Iterable[str]:
-    """An entry that carries one of the other known ends leaves the index. `detail`: Lua."""
+    """Drops an entry that has ended in another known way. `detail`: Lua."""
     if kind.over:
         known = (f"{row[field]} == {quoted(value)}" for field, values in kind.over.items() for value in values)
         yield f"if {' or '.join(known)} then\n    return entry.drop('skipped', {detail})\n  end"
 
 
-def _told(kind: KindSettings) -> str:
-    """Lua for whether the settings name all other ends."""
+def _all_ends_known(kind: KindSettings) -> str:
+    """Lua for whether the settings name all other ends, so that another one is unexpected."""
     return "true" if kind.over else "false"
 
 
 def _due(kind: KindSettings, row: Row) -> Iterable[str]:
-    """The deadline and the grace."""
+    """Checks the deadline and the grace, and begins the event."""
     deadline, grace = row[kind.deadline], kind.grace_ms
     yield f"local expires_at = entry.deadline({deadline})"
     why = f"entry.not_a_deadline({deadline}, {quoted(kind.deadline)})"
@@ -226,7 +221,7 @@ def _due(kind: KindSettings, row: Row) -> Iterable[str]:
 
 
 def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
-    """While the entry is protected, the index entry moves to the time of the next question."""
+    """Moves the index entry of a protected entry to the next check."""
     if kind.unless is None:
         return
     key, due = kind.unless_key, f"expires_at + {kind.grace_ms}"
@@ -250,18 +245,14 @@ def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
 
 
 def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
-    """The full check if there is no `checked` yet. `commands`: the list; `before`: statements before the list."""
+    """The full check if there is no `checked` yet. `commands`: the list, after the statements `before`."""
+    usable = "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
     yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
-    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{_usable(kind)})"
+    yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{usable})"
     yield from (f"    {line}" for line in before)
     yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"
     yield "    return full_plan.checked()\n  end)\nend"
     yield _STOP
-
-
-def _usable(kind: KindSettings) -> str:
-    """The last argument of full_plan.open."""
-    return "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
 
 
 def _end(kind: KindSettings, row: Row) -> Iterable[str]:
@@ -275,8 +266,7 @@ def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: b
     forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
     if reservations:
         forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
-    # A pattern that no writable key can match is left out.
-    forbidden = [each for each in forbidden if any(may_meet(each, pattern) for pattern in kind.write_patterns)]
+    forbidden = [each for each in forbidden if any(may_overlap(each, pattern) for pattern in kind.write_patterns)]
     # The keys of templates match the patterns that are derived from the templates.
     allowed = "true" if kind.writes is None else lua_match(kind.writes)
     yield "-- @include kind_pattern\nlocal sub = string.sub"
@@ -287,12 +277,11 @@ def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: b
 
 
 def lua_match(patterns: Sequence[str]) -> str:
-    """Lua for whether `key` matches one of the patterns, with the local functions `sub` and `is_like`."""
+    """Lua for whether `key` matches a pattern, with the local functions `sub` and `is_like`."""
     return " or ".join(_match(pattern) for pattern in dict.fromkeys(patterns)) or "false"
 
 
 def _match(pattern: str) -> str:
-    """Lua for whether `key` matches the pattern. Only `*` is special."""
     first, *rest = pattern.split("*")
     if not rest:
         return f"key == {quoted(first)}"
@@ -302,22 +291,8 @@ def _match(pattern: str) -> str:
     return f"is_like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
 
 
-def field_checks(commands: Sequence[Command], row: Row) -> Iterator[str]:
-    """Lua statements that raise if a field is missing, or an amount is no number."""
-    for field in needed_fields(commands):
-        yield f"full_plan.field({row[field]}, {quoted(field)})"
-    for field in _amount_fields(commands):
-        yield f"full_plan.amount({row[field]})"
-
-
 def needed_fields(commands: Sequence[Command]) -> list[str]:
-    """The fields of the hash that the commands use."""
     return list(dict.fromkeys(field for command in commands for field in command.fields))
-
-
-def command_list(commands: Sequence[Command], row: Row) -> str:
-    """The Lua of a list of the commands. The fields must have been checked."""
-    return f"{{{', '.join(_command(command, row) for command in commands)}}}"
 
 
 def _command(command: Command, row: Row) -> str:
@@ -354,7 +329,7 @@ def _amount_fields(commands: Sequence[Command]) -> list[str]:
 
 
 def has_quick_plan(commands: Sequence[Command]) -> bool:
-    """Whether the commands add to fields that are named in full, each once, and their literal numbers are small."""
+    """Whether the commands add small literal numbers to fields that are named in full, each once."""
     uses = [(command.key, *command.words) for command in commands]
     return (
         bool(commands)
@@ -384,7 +359,8 @@ def quick_plan(commands: Sequence[Command], row: Row, event_bytes: str) -> Itera
     for place, key in enumerate(dict.fromkeys(command.key for command in commands)):
         together = [command for command in commands if command.key == key]
         yield from _quick_key(place, together, numbers, row)
-        writes.append(_quick_write(place, together, row))
+        pairs = (f"{_filled(c.words[0], row)}, values_{place}[{number}]" for number, c in enumerate(together, 1))
+        writes.append(f"{{'HSET', key_{place}, {', '.join(pairs)}}}")
     yield f"return {{writes = {{{', '.join(writes)}}}}}"
 
 
@@ -402,11 +378,6 @@ def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[str, st
         yield f"{values}[{number}] = quick_sum({values}[{number}], {amount}, {command.minimum or 'nil'})"
     absent = " and ".join(f"{values}[{number}]" for number in range(1, len(commands) + 1))
     yield f"if not ({absent}) then\n  return nil\nend"
-
-
-def _quick_write(place: int, commands: Sequence[Command], row: Row) -> str:
-    pairs = (f"{_filled(c.words[0], row)}, values_{place}[{number}]" for number, c in enumerate(commands, 1))
-    return f"{{'HSET', key_{place}, {', '.join(pairs)}}}"
 
 
 def _number(amount: Amount, numbers: Mapping[str, str]) -> str:
@@ -439,10 +410,7 @@ def _parts(command: Command) -> Iterator[str | Field]:
 
 
 def sums_script(kind: KindSettings) -> str:
-    """
-    Lua, after the kind's script: what the entry holds of each of `sums`, and what the counter is in the same step. See
-    `Sums.script`.
-    """
+    """Lua that follows the kind's script and returns what the entry holds of each of `sums`; see `Sums.script`."""
     words = [(parse_word(each.key), parse_word(each.field), each.of) for each in kind.sums]
     named = [part.name for key, name, _ in words for part in (*key, *name) if isinstance(part, Field)]
     row = Row(kind, [kind.deadline, *(name for name in named if name != ID), *(of for *_, of in words)])
@@ -467,6 +435,6 @@ def sums_script(kind: KindSettings) -> str:
 
 
 def quoted(text: str) -> str:
-    """A Lua string. All but plain ASCII letters, digits and a few signs are escaped."""
+    """A Lua string with all but plain ASCII letters, digits and a few signs escaped."""
     characters = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03d}" for byte in text.encode())
     return f"'{''.join(characters)}'"

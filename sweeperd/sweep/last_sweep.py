@@ -1,11 +1,11 @@
-"""Notes the last tick of a kind in Redis, for operators and for the other processes."""
+"""Records the last tick of a kind in Redis, for operators and other processes."""
 
 import logging
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import redis
 from pydantic import Field
@@ -18,41 +18,38 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
 
-if TYPE_CHECKING:
-    pass
-
 log = logging.getLogger(__name__)
 
-#: How late this process may hear of another process's note, seconds.
-HEARD_LATE = 6.0
-_FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_at", b"earlier_expired")
+#: How long another process's note may take to reach this process, seconds.
+NOTE_DELAY = 6.0
+_FIELDS = (b"at", b"by", b"seconds", b"complete", b"expired", b"earlier_expired", b"earlier_at")
 
 
 @dataclass(frozen=True, slots=True)
 class LastSweep:
-    """The last tick over a shard, by any process."""
+    """The last tick of a kind, by any process."""
 
     #: When the tick ended, ms on Redis's clock.
     at: Moment
     by: Annotated[str, Field(description="Host, process id and a random part.")]
     seconds: Seconds
-    #: False if the tick stopped before the end of the due entries.
+    #: Whether the tick reached the end of the due entries.
     complete: bool
-    #: How many entries have expired in all, without the expiries that a process had not noted when the process died.
+    #: All expiries so far, without those that a process had not noted when it died.
     expired: Annotated[Count, Field(description="All expiries so far.")]
-    #: An earlier reading of that total, one to two minutes before the last tick, and the time of the reading, ms.
+    #: The total one to two minutes before the last tick, and when it was read, ms.
     earlier_expired: Count
     earlier_at: Moment
 
     def age_seconds(self, now_ms: int) -> float:
-        """How far now is from the end of the tick. A tick in the future was noted before the clock was set back."""
+        """Since the end of the tick. A tick in the future was noted before the clock was set back."""
         return abs(now_ms - self.at) / 1000
 
 
 class LastSweepStore:
     """
-    `sweeperd:ticks` of one kind, as one sweeping process writes the hash. Not to be shared by threads. A tick that
-    changed nothing is noted only if the last note is `every` so many seconds old, another process's note twice as old.
+    Writes `sweeperd:ticks` of one kind for one process. Not thread-safe. A tick that changed nothing is noted only if
+    this process's last note is `every` seconds old, or another process's note twice as old.
     """
 
     def __init__(self, shard: Shard, kind: Kind, every: float = 0.0) -> None:
@@ -68,22 +65,21 @@ class LastSweepStore:
         self._refusal_logged = False
 
     def decided(self, decisions: Sequence[Decision]) -> None:
-        """The decisions of a batch, which count even if the tick fails later."""
+        """Count a batch, even if the tick fails later."""
         self._expired += sum(decision.outcome is Outcome.EXPIRED for decision in decisions)
 
-    def heard(self, at_ms: int) -> None:
-        """Another process noted a tick at this moment, ms on Redis's clock."""
-        # A note from the future is of a time before the clock was set back, so it is as old at least.
+    def noted_elsewhere(self, at_ms: int) -> None:
+        """Another process noted a tick at this time, ms on Redis's clock."""
+        # A note from the future was written before the clock was set back, so it is at least that old.
         self._noted_at = time.monotonic() - abs(self._shard.clock.now_ms() - at_ms) / 1000
         self._is_ours = False
 
     def note(self, report: SweepReport, *, woken: bool = False, proven: bool = True) -> bool:
         """
-        A tick has ended: one command, for people only. `proven`: whether the kind is, so that nothing is held. If
-        Redis refuses the command (no rights, another type under the key), the sweep goes on without, and says so once.
-        Returns whether the tick was noted. Raises RedisUnavailable.
+        A tick has ended. `proven`: whether the kind is, so that nothing is held. If Redis refuses the note, this is
+        logged once. Returns whether the tick was noted. Raises RedisUnavailable.
         """
-        age, limit = time.monotonic() - self._noted_at, self._every if self._is_ours else 2 * self._every + HEARD_LATE
+        age, limit = time.monotonic() - self._noted_at, self._every if self._is_ours else 2 * self._every + NOTE_DELAY
         if not (report.changed or self._expired or (woken and report.candidates)) and age < limit:
             return False
         self._noted_at, self._is_ours = time.monotonic(), True
@@ -98,7 +94,7 @@ class LastSweepStore:
             except redis.ResponseError as error:
                 if is_server_trouble(error):
                     raise
-                self._expired += expired  # the refused command has counted nothing
+                self._expired += expired
                 if not self._refusal_logged:
                     log.warning("ticks cannot be noted", extra={"shard": self._shard.name, "error": describe(error)})
                 self._refusal_logged = True
@@ -109,16 +105,9 @@ class LastSweepStore:
 def read_last_sweep(shard: Shard, kind: Kind) -> LastSweep | None:
     """None before the first tick, or if the hash cannot be read. Raises redis.RedisError."""
     row = cast(list[bytes | None], shard.client.hmget(kind.ticks, list(_FIELDS)))
-    at, by, seconds, complete, expired, earlier_at, earlier_expired = row
+    at, by, seconds, complete, *counts = (value or b"" for value in row)
     try:
-        return LastSweep(
-            int(at or b""),
-            decode(by or b""),
-            float(seconds or b""),
-            complete == b"1",
-            int(expired or b""),
-            int(earlier_expired or b""),
-            int(earlier_at or b""),
-        )
+        expired, earlier_expired, earlier_at = map(int, counts)
+        return LastSweep(int(at), decode(by), float(seconds), complete == b"1", expired, earlier_expired, earlier_at)
     except ValueError:
         return None

@@ -1,8 +1,8 @@
 """
-Keeps whether a configured kind is proven: one of its entries was seen alive under these settings.
+Proves configured kinds: a kind is proven once one of its entries was seen alive under its settings.
 
-One wrong word in `key` or `active` names no living entry, and each due entry would leave the index as `not_found` or
-`skipped`. So the script of an unproven kind leaves such entries where they are.
+With one wrong word in `key`, `active` or `ended`, no entry looks alive, and each due one would leave the index as
+`not_found` or `skipped`. So the script of an unproven kind holds such entries: they stay in the index.
 """
 
 import logging
@@ -21,14 +21,14 @@ from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
 
-#: How many entries are asked about in one round trip.
-TOGETHER = 10
-#: How many causes of held entries are told apart in one tick.
+#: Sampled entries per round trip.
+BATCH = 10
+#: How many causes of held entries are counted in one tick.
 CAUSES = 100
 
 
 def is_proven(shard: Shard, kind: Kind) -> bool:
-    """Whether any process has proven the kind. False if the user may not read that. Raises redis.RedisError."""
+    """Whether any process has proven the kind; False if the user may not read that. Raises redis.RedisError."""
     if not kind.proof:
         return True
     try:
@@ -40,18 +40,15 @@ def is_proven(shard: Shard, kind: Kind) -> bool:
 
 
 def sampled(shard: Shard, kind: Kind) -> Iterator[list[Decision]]:
-    """
-    What the kind's script would decide about up to MOST entries, spread over the whole index. Nothing is written.
-    Raises redis.RedisError.
-    """
+    """What the kind's script would decide about a sample of the index. Raises redis.RedisError."""
     ids = [entry for entry, _ in spread(shard, kind.index, int(shard.client.zcard(kind.index)), MOST)]
-    # The first entry is asked about alone: a script that has to be killed is not sent for others.
-    for part in (ids[:1], *batches(ids[1:], TOGETHER)):
-        yield [each.decision for each in explain(shard, kind, part, TOGETHER)]
+    # The first entry alone, so that a script that has to be killed runs only once.
+    for part in (ids[:1], *batches(ids[1:], BATCH)):
+        yield [each.decision for each in explain(shard, kind, part, BATCH)]
 
 
 def may_be_trusted(shard: Shard, kind: Kind) -> bool:
-    """Whether the kind is proven, or an entry of a sample is alive now. Raises redis.RedisError."""
+    """Whether the kind is proven, or an entry of a sample is alive. Raises redis.RedisError."""
     return is_proven(shard, kind) or any(
         decision.outcome.shows_life for decisions in sampled(shard, kind) for decision in decisions
     )
@@ -63,7 +60,7 @@ def prove(shard: Shard, kind: Kind) -> None:
 
 
 class Proof:
-    """What one process knows of the proof of one kind on one shard. Not to be shared by threads."""
+    """Whether one kind is proven on one shard, as one process knows it. Not thread-safe."""
 
     def __init__(self, shard: Shard, kind: Kind) -> None:
         self._shard = shard
@@ -74,8 +71,8 @@ class Proof:
 
     def begin(self, *, whole: bool) -> Decision | None:
         """
-        A tick begins. `whole`: over the whole index, so that a sample is taken. Returns the decision about an entry of
-        the sample if it shows that the kind's script is broken, else None. Raises redis.RedisError.
+        Begin a tick. A `whole` one, over the whole index, takes a sample. Returns a decision of the sample if it shows
+        that the kind's script is broken. Raises redis.RedisError.
         """
         if self.proven:
             self._note()
@@ -95,14 +92,14 @@ class Proof:
         return None
 
     def decided(self, decisions: Sequence[Decision]) -> bool:
-        """Returns whether the kind is proven, by one of these decisions at the latest. Raises redis.RedisError."""
+        """Returns whether the kind is proven, perhaps by one of these decisions. Raises redis.RedisError."""
         if not self.proven and any(decision.outcome.shows_life for decision in decisions):
             self.proven = True
             self._note()
         return self.proven
 
     def _note(self) -> None:
-        """If Redis refuses (full, no right), this process alone knows, and tries again at each tick."""
+        """If Redis refuses, only this process knows, and tries again at each tick."""
         if self._noted:
             return
         try:
@@ -123,11 +120,10 @@ class HeldCauses:
     def __init__(self, kind: Kind) -> None:
         self._kind = kind
         self._causes: Counter[str] = Counter()
-        #: Whether an entry was decided in another way, so that it has a hash.
+        #: Whether an entry was decided otherwise, so that it has a hash.
         self._others = False
 
     def add(self, decisions: Sequence[Decision]) -> None:
-        """The decisions of a batch."""
         for decision in decisions:
             if decision.outcome is not Outcome.HELD:
                 self._others = True
@@ -136,7 +132,7 @@ class HeldCauses:
 
     @property
     def likely(self) -> str:
-        """The most frequent cause, for people; empty if nothing was held."""
+        """The most frequent cause; empty if nothing was held."""
         if not self._causes:
             return ""
         ((why, _),) = self._causes.most_common(1)

@@ -1,4 +1,4 @@
-"""Reservations, the built-in kind: the call of expire.lua, the reply, and the needed rights."""
+"""Builds reservations, the built-in kind, with the check of the rights that its script needs."""
 
 import functools
 import random
@@ -16,18 +16,18 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.sweep.kind import Budgets, GraceScan, Kind, Labels
 from sweeperd.text import decode
 
-#: The name of the kind. The keys and the events of reservations hold no name of a kind.
+#: The name of the kind, which its keys and events do not contain.
 RESERVATIONS = "reservations"
-#: The reasons of a quarantine in expire.lua, and the meaning of each for the operator who repairs.
+#: The reasons for a quarantine in expire.lua, with their meaning for the operator.
 REASONS: Mapping[str, str] = {
-    "WRONG_TYPE": "the reservation's key is no hash",
+    "WRONG_TYPE": "the reservation's key is not a hash",
     "INVALID_STATE": "state is missing or none of ACTIVE, COMMITTED, RELEASED, EXPIRED",
-    "INVALID_EXPIRY": "expires_at, or grace_ms if there is one, is no plain whole number of milliseconds",
-    "INVALID_ESTIMATE": "estimate_amount is no plain whole number from 0 to 2^63-1, or estimate_unit is missing",
+    "INVALID_EXPIRY": "expires_at, or grace_ms if present, is not a plain whole number of milliseconds",
+    "INVALID_ESTIMATE": "estimate_amount is not a plain whole number from 0 to 2^63-1, or estimate_unit is missing",
     "MISSING_SCOPES": "there is neither budgeted_scopes nor affected_scopes",
     "MALFORMED_SCOPES": "the scopes are not a JSON array of strings, or it is empty, or one of them is",
     "TOO_MANY_SCOPES": "there are more than 256 scopes",
-    "INVALID_BUDGET": "the budget of a scope is no hash, or its reserved or remaining is no whole number",
+    "INVALID_BUDGET": "the budget of a scope is not a hash, or its reserved or remaining is not a whole number",
     "RESERVED_UNDERFLOW": "the budget of a scope has less reserved than is to be given back",
     "BUDGET_OVERFLOW": "remaining of a scope's budget would leave the range of 64 bits",
 }
@@ -42,15 +42,15 @@ def kind_of_event(fields: Mapping[bytes, bytes]) -> str:
 
 
 def kind_option(name: str) -> tuple[str, ...]:
-    """The option `--kind` of an operator's command; none for reservations, the default."""
+    """The option `--kind` of a command; none for reservations, the default."""
     return () if name == RESERVATIONS else ("--kind", name)
 
 
 def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False) -> Kind:
-    """The kind under these keys. `balances`: each event has the balances after the release."""
+    """`balances`: each event has the balances after the release."""
     grace_ms = milliseconds(settings.grace)
     retention_ms = milliseconds(settings.audit_retention)
-    # Hashes that were expired together must not all end together, because Redis would free all in the same moment.
+    # Hashes that expired together must not all end at the same moment, when Redis would free them at once.
     spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
     stem, more = keys.reservation(b""), ("1",) if balances else ()
@@ -60,7 +60,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
         args = [entry, budget_stem, grace_ms, retention, trace_id, *more]
         return Call([stem + entry, index, events, quarantine], args)
 
-    # The hashes' commands are tried on the index, because no hash is known beforehand.
+    # The commands on hashes are tried on the index, because no hash is known yet.
     rights = {
         index: ("ZCOUNT", "ZRANGE", "ZMSCORE", "ZREM", "ZADD", "EXISTS", "HGET", "HMGET", "HSET", "PEXPIRE"),
         events: ("XADD",),
@@ -92,10 +92,7 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
 
 
 def _check_rights(needed: Mapping[bytes, Sequence[str]], client: "redis.Redis") -> None:
-    """
-    If a right to one of these commands is missing, no entry may be moved at all. Raises KindRefused, which names the
-    missing rights, or redis.RedisError.
-    """
+    """Raises KindRefused, which names the missing rights, or redis.RedisError."""
     replies = _RIGHTS.run_many(client, [Call([key], commands) for key, commands in needed.items()])
     missing = [problem for key, reply in zip(needed, replies, strict=True) if (problem := _missing(key, reply))]
     if missing:

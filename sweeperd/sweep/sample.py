@@ -1,4 +1,4 @@
-"""Samples the index of a kind: a few entries, spread evenly over the whole index, and what their keys hold."""
+"""Samples entries spread evenly over the index of a kind, with what their keys hold."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,39 +8,36 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
 
-#: How many entries a sample has at most.
+#: The largest sample.
 MOST = 100
 _SAMPLE = Script("sweep/sample")
 
 
 @dataclass(frozen=True, slots=True)
 class SampledEntry:
-    """One entry of an index and its key, both read in one step."""
+    """One entry and its key, read in one step."""
 
     id: bytes
     #: The deadline as the index has it, ms.
     score: float
     #: The type of the entry's key: `hash`, `none`, or another type of Redis.
     type: str
-    #: ms until Redis removes the key by itself; -1 if the key has no TTL, -2 if there is no key.
+    #: The key's TTL as PTTL returns it, ms.
     ttl_ms: int
-    #: The deadline, the fields of `active` and the fields of the known ends: field -> value, None if it is missing.
+    #: The deadline and the fields of `active` and of the known ends; None if a field is missing.
     fields: Mapping[str, bytes | None]
 
     def is_active(self, kind: Kind) -> bool:
-        """Whether each field of `active` has its value. True for a hash of a kind with a script, which decides."""
+        """Whether each field of `active` has its value. If a script decides, each hash counts as active."""
         return self.type == "hash" and all(self.fields[name] == value.encode() for name, value in kind.active.items())
 
     def has_ended(self, kind: Kind) -> bool:
-        """Whether a field has a value that the settings know as an end."""
+        """Whether a field has a value that marks an ended entry."""
         return any((self.fields.get(name) or b"").decode(errors="replace") in ends for name, ends in kind.ends.items())
 
 
 def spread(shard: Shard, index: bytes, count: int, most: int) -> list[tuple[bytes, float]]:
-    """
-    Id and score of the first `count` entries of the index, in order; of more than `most` entries, evenly spread ones.
-    Raises redis.RedisError.
-    """
+    """Ids and scores of up to `most` of the first `count` entries, evenly spread. Raises redis.RedisError."""
     if count <= most:
         return list(shard.client.zrange(index, 0, count - 1, withscores=True)) if count else []  # type: ignore[arg-type]
     pipeline = shard.client.pipeline(transaction=False)
@@ -51,7 +48,7 @@ def spread(shard: Shard, index: bytes, count: int, most: int) -> list[tuple[byte
 
 
 def sample(shard: Shard, kind: Kind, most: int = MOST) -> list[SampledEntry]:
-    """Up to `most` entries of the kind, due or not, spread over its whole index. Raises redis.RedisError."""
+    """Up to `most` entries of the kind, due or not. Raises redis.RedisError."""
     chosen = spread(shard, kind.index, int(shard.client.zcard(kind.index)), most)
     ids = list(dict.fromkeys(entry for entry, _ in chosen))
     if not ids:

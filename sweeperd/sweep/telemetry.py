@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sweeperd.logs import Trouble
-from sweeperd.sweep.kind import PROTECTED, Backlog, Decision, Kind, Outcome, SweepReport
+from sweeperd.sweep.backlog import Backlog
+from sweeperd.sweep.kind import PROTECTED, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
 
 if TYPE_CHECKING:
@@ -15,17 +16,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: The most entries in one log line: log shippers cut lines, many at 16 KiB.
+#: The most entries in one log line: many log shippers cut lines at 16 KiB.
 LINE = 50
 #: How many entries a warning about a tick names.
 NAMED = 10
-#: A tick of at least so many entries is unexpected if more than half of the entries have no hash.
+#: In a tick of at least this many entries, it is unexpected that more than half have no hash.
 BULK = 20
 
 #: The outcomes that need an operator.
 _ALARMING = {Outcome.QUARANTINED: logging.WARNING, Outcome.ERROR: logging.ERROR}
 #: The names that the Cycles services give to the results of a sweep.
 _CYCLES_OUTCOMES = {"ok": "success", "error": "failed", "standby": "skipped_locked"}
+_UNEXPECTED = {
+    Outcome.HELD: "entries are held, because no entry of the kind was seen alive",
+    Outcome.NOT_FOUND: "most entries of a tick had no hash",
+    Outcome.SKIPPED: "entries have ended in a way that the settings do not name",
+}
+#: The field of the log line for the decision's detail.
 _DETAIL = {
     Outcome.NOT_DUE: "why",
     Outcome.SKIPPED: "state",
@@ -39,32 +46,30 @@ class SweepTelemetry:
     """The log lines and the metrics of the sweep of one kind on one shard."""
 
     def __init__(self, metrics: "Metrics", shard: str, kind: Kind, clock: Callable[[], float] = time.monotonic) -> None:
-        """`clock`: monotonic, seconds."""
         self._metrics = metrics.sweep
         self._clock = clock
         #: When the present run began.
         self._begun: float | None = None
         self._shard = shard
         self._kind = kind
-        #: Ordinary decisions that wait for more of their outcome, to share a line of LINE; of one tick.
+        #: The ordinary decisions of a tick that wait for more of their outcome, to share a log line.
         self._waiting: dict[tuple[Outcome, str, int], list[Decision]] = {}
-        #: What one tick decided and the settings do not explain: how many, and the first of them.
+        #: The decisions of a tick that the settings do not explain: how many, and the first ones.
         self._unexpected: Counter[Outcome] = Counter()
         self._named: dict[Outcome, list[Decision]] = {}
-        #: The ticks since the last line about ticks: how many, how long, what was decided, and the last trace id.
+        #: The ticks since the last log line about ticks.
         self._ticks, self._seconds = 0, 0.0
         self._counts: Counter[Outcome] = Counter()
         self._trace_id = ""
         #: Ticks that fail one after the other.
         self.trouble = Trouble(clock)
-        #: The fields of every log line of this sweep.
         self._about: dict[str, object] = {"shard": shard, **kind.log_fields}
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
         """
-        The decisions of a batch. Ordinary decisions of a tick share log lines by outcome, because there are thousands a
-        second after an outage. A decision that needs an operator has a line of its own.
+        Count and log a batch. Ordinary decisions share log lines by outcome, because there are thousands a second after
+        an outage. A decision that needs an operator has its own line.
         """
         self._count(decisions)
         self._note_unexpected(decisions)
@@ -88,7 +93,7 @@ class SweepTelemetry:
             self._log(outcome, trace_id, level, {self._kind.labels.entries: rows})
 
     def flush(self) -> None:
-        """The tick has ended: log what waits for a full line."""
+        """Log what waits for a full line."""
         for key in list(self._waiting):
             self._log_ordinary(*key)
 
@@ -102,42 +107,38 @@ class SweepTelemetry:
                     named.append(decision)
 
     def _warn_unexpected(self, report: SweepReport, *, woken: bool) -> None:
-        """One warning for each outcome of this tick that the settings do not explain."""
+        """Warn once for each outcome of this tick that the settings do not explain."""
         found, named = self._unexpected, self._named
         self._unexpected, self._named = Counter(), {}
         if 2 * found[Outcome.NOT_FOUND] <= report.candidates or report.candidates < BULK:
             del found[Outcome.NOT_FOUND]
         if woken:
-            del found[Outcome.HELD]  # the next tick over the whole index holds the same entries
+            del found[Outcome.HELD]  # the next full tick holds the same entries
         for outcome, count in found.items():
             about = self._about | {"outcome": outcome.value, "count": count, "trace_id": report.trace_id}
             about[self._kind.labels.entries] = [self._fields_of(decision) for decision in named[outcome]]
             if outcome is Outcome.HELD:
-                because = {"because": report.held_because}
-                log.warning("entries are held, because no entry of the kind was seen alive", extra=about | because)
-                continue
-            self._metrics.unexpected.labels(self._shard, self._kind.name, outcome).inc(count)
-            if outcome is Outcome.NOT_FOUND:
-                log.warning("most entries of a tick had no hash", extra=about)
+                about["because"] = report.held_because
             else:
-                log.warning("entries have ended in a way that the settings do not name", extra=about)
+                self._metrics.unexpected.labels(self._shard, self._kind.name, outcome).inc(count)
+            log.warning(_UNEXPECTED[outcome], extra=about)
 
     def paged(self) -> None:
         """A page of a tick was decided."""
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def begun(self) -> None:
-        """A run begins, before the lease is asked for. No effect during a run."""
+        """A run begins. No effect during a run."""
         if self._begun is None:
             self._begun = self._clock()
 
     def ticked(self, report: SweepReport, *, woken: bool = False) -> None:
-        """A tick that reached its end or was cut short. A woken tick is logged together with later ticks."""
+        """A tick reached its end or was cut short. A woken tick is logged together with later ticks."""
         self.flush()
         self._warn_unexpected(report, woken=woken)
         self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
-        # The other entries were counted with their decisions.
+        # Decided entries are counted already.
         self._metrics.candidates.labels(self._shard, self._kind.name, Outcome.IN_GRACE).inc(report.passed)
         self._metrics.pipeline_depth.labels(self._shard, self._kind.name).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
@@ -161,7 +162,7 @@ class SweepTelemetry:
         self._trace_id = report.trace_id
 
     def summarize(self) -> None:
-        """Log the sum of the ticks since the last such line, if they have decided anything."""
+        """Log the sum of the ticks since the last such line, if they decided anything."""
         if self._ticks:
             several = {"ticks": self._ticks} if self._ticks > 1 else {"trace_id": self._trace_id}
             counts: dict[str, object] = {outcome.value: count for outcome, count in self._counts.items() if count}
@@ -176,34 +177,38 @@ class SweepTelemetry:
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def spiked(self, tenants: int) -> None:
-        """The rates of expiries of so many tenants rose above the usual rates."""
+        """This many tenants expire faster than usual."""
         self._metrics.expiry_spikes.labels(self._shard).inc(tenants)
         log.warning("expiries of tenants rose above their usual rate", extra={"shard": self._shard, "tenants": tenants})
 
     def lost_lease(self) -> None:
-        """The lease was gone before the sweep ended."""
+        """The lease was lost during the sweep."""
         self._metrics.leases_lost.labels(self._shard, self._kind.name).inc()
         log.warning("the lease was lost during a sweep; no reservation was", extra=self._about)
 
     def failed(self, *, redis_down: bool) -> None:
-        """A tick that raised an error."""
+        """A tick raised an error."""
         self.flush()
         self._count_run("error")
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
 
     def set_backlog(self, backlog: Backlog) -> None:
-        """How much is due, in quarantine and far ahead."""
-        self._metrics.due_entries.labels(self._shard, self._kind.name).set(backlog.due)
-        self._metrics.oldest_due.labels(self._shard, self._kind.name).set(backlog.oldest_due_seconds)
-        self._metrics.quarantined_entries.labels(self._shard, self._kind.name).set(backlog.quarantined)
-        self._metrics.far_ahead.labels(self._shard, self._kind.name).set(backlog.far_ahead)
+        """Set the gauges."""
+        metrics = self._metrics
+        gauges = {
+            metrics.due_entries: backlog.due,
+            metrics.oldest_due: backlog.oldest_due_seconds,
+            metrics.quarantined_entries: backlog.quarantined,
+            metrics.far_ahead: backlog.far_ahead,
+        }
         if self._kind.proof:
-            self._metrics.held_entries.labels(self._shard, self._kind.name).set(backlog.held)
-            self._metrics.unproven.labels(self._shard, self._kind.name).set(not backlog.proven)
+            gauges |= {metrics.held_entries: backlog.held, metrics.unproven: not backlog.proven}
         if self._kind.protected:
-            self._metrics.protected_entries.labels(self._shard, self._kind.name).set(backlog.protected)
-            self._metrics.oldest_protected.labels(self._shard, self._kind.name).set(backlog.oldest_protected_seconds)
+            gauges[metrics.protected_entries] = backlog.protected
+            gauges[metrics.oldest_protected] = backlog.oldest_protected_seconds
+        for gauge, value in gauges.items():
+            gauge.labels(self._shard, self._kind.name).set(value)
 
     def _count_run(self, result: str) -> None:
         self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()
@@ -240,19 +245,12 @@ class SweepTelemetry:
         log.log(level, outcome.value.replace("_", " "), extra=common | fields)
 
     def _fields_of(self, decision: Decision) -> dict[str, object]:
-        """The fields of the log for an entry."""
         labels = self._kind.labels
         fields: dict[str, object] = {labels.id: decode(decision.id)}
-        if decision.tenant:
-            fields["tenant"] = decode(decision.tenant)
         if decision.detail:
             fields[_DETAIL[decision.outcome]] = decision.detail
-        if decision.why:
-            fields["why"] = decision.why
         if decision.outcome is Outcome.EXPIRED:
             fields["lag_ms"] = decision.lag_ms
-        if decision.missing:
-            fields[labels.missing] = list(decision.missing)
-        if decision.closed:
-            fields["closed_budgets"] = list(decision.closed)
-        return fields
+        more = {"tenant": decode(decision.tenant), "why": decision.why, labels.missing: list(decision.missing)}
+        more["closed_budgets"] = list(decision.closed)
+        return fields | {name: value for name, value in more.items() if value}

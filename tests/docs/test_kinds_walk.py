@@ -12,7 +12,7 @@ import pytest
 import redis
 
 from sweeperd.config import load
-from sweeperd.config.kinds import FORMS
+from sweeperd.config.templates import FORMS
 from sweeperd.kit.samples import read_samples
 from tests.support.documents import ROOT
 from tests.support.servers import Server

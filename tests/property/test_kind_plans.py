@@ -8,7 +8,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sweeperd.config.kinds import FORMS
+from sweeperd.config.templates import FORMS
 from sweeperd.store import Keys
 from sweeperd.store.scripts import Script
 from tests.lua.kinds.world import DEADLINE, ID, SEATS, Seats, scripted

@@ -25,8 +25,8 @@ from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
 from sweeperd.store.scripts import Call, Script, source
 from sweeperd.sweep import Decision, Kind
+from sweeperd.sweep.backlog import Backlog
 from sweeperd.sweep.configured import configured
-from sweeperd.sweep.kind import Backlog
 from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.sweep.reservations import reservations
 from sweeperd.sweep.sweeper import Sweeper

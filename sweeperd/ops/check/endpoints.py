@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from sweeperd.config import EndpointSettings
-from sweeperd.config.types import PemFile
+from sweeperd.config.certificates import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
 from sweeperd.text import rfc3339
 

@@ -14,9 +14,9 @@ from sweeperd.ops.reconcile.subjects import Subject as WalkSubject
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.store.errors import is_refused
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.backlog import read_far_ahead
 from sweeperd.sweep.configured import configured, kinds_of
 from sweeperd.sweep.explanation import explain
-from sweeperd.sweep.far_ahead import read_far_ahead
 from sweeperd.sweep.kind import Kind, Outcome
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import RESERVATIONS

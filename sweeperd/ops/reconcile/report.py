@@ -11,7 +11,7 @@ from pydantic import Field, WithJsonSchema
 
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.far_ahead import FarAhead
+from sweeperd.sweep.backlog import FarAhead
 from sweeperd.sweep.kind import Budgets, Kind
 
 log = logging.getLogger(__name__)

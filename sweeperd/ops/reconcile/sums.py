@@ -4,7 +4,8 @@ import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from sweeperd.config.kinds import SumSettings, Word, parse_word
+from sweeperd.config.kinds import SumSettings
+from sweeperd.config.templates import Word, parse_word
 from sweeperd.ops.reconcile.counters import Counters
 from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind

@@ -19,7 +19,7 @@ from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tall
 from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind, Observation, Reservations, Subject
 from sweeperd.ops.reconcile.sums import AGREEING, SumCounters
 from sweeperd.ops.reconcile.throttle import Interrupted
-from sweeperd.sweep.far_ahead import read_far_ahead
+from sweeperd.sweep.backlog import read_far_ahead
 from sweeperd.sweep.kind import Sums
 from sweeperd.sweep.proof import may_be_trusted
 

@@ -169,13 +169,13 @@ def test_the_seen_score_is_noted_unless_the_tick_was_cut_short(shard: Shard, cli
 
 def test_the_note_of_another_process_is_good_for_longer(shard: Shard, client: redis.Redis) -> None:
     board, now = LastSweepStore(shard, KIND, 60), shard.read_clock()
-    board.heard(now - 118_000)
+    board.noted_elsewhere(now - 118_000)
     assert not board.note(report())
     for seconds in (-130, 130):  # Redis's clock was set back since
-        board.heard(now + 1000 * seconds)
+        board.noted_elsewhere(now + 1000 * seconds)
         assert board.note(report())
     assert not board.note(report())
-    board.heard(now)
+    board.noted_elsewhere(now)
     assert board.note(replace(report(), counts={Outcome.IN_GRACE: 1}), woken=True), "who decides anything leads"
 
 

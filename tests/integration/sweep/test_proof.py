@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "key": (SEATS | {"key": "seats:holds:{id}"}, "no entry of seats:ttl has a hash seats:holds:{id}"),
     "active": (SEATS | {"active": {"state": "held"}}, "state is HELD, active says held"),
     "script": (scripted(SKIPS + SCRIPT[SCRIPT.index("function plan") :]), "decide says skip HELD"),
+    "ended": (scripted(SCRIPT) | {"ended": {"state": "HELD"}}, "state is HELD, ended names it"),
 }
 
 

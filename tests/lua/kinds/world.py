@@ -11,7 +11,7 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.config.kinds import FORMS
+from sweeperd.config.templates import FORMS
 from sweeperd.store import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep import Decision

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis.strategies import text
 
-from sweeperd.config.kinds import Amount, Command, Field, any_match, may_meet, parse_command, parse_word
+from sweeperd.config.kinds import any_match, may_overlap
+from sweeperd.config.templates import Amount, Command, Field, parse_command, parse_word
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
 
@@ -244,4 +245,4 @@ def test_only_the_star_is_special(pattern: str, key: str, matches: bool) -> None
 @given(text("ab*", min_size=1), text("ab*", min_size=1), text("ab"))
 def test_patterns_that_cannot_meet_have_no_key_in_common(one: str, other: str, key: str) -> None:
     if any_match([one], key) and any_match([other], key):
-        assert may_meet(one, other)
+        assert may_overlap(one, other)

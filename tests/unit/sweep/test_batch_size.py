@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.sweep.sweeper import AdaptiveBatchSize
+from sweeperd.sweep.batch_size import AdaptiveBatchSize
 
 #: µs.
 LIMIT = 1000
@@ -77,13 +77,13 @@ def test_the_busier_others_are_the_shorter() -> None:
 def test_it_keeps_its_distance_from_others_and_tries_again_after_a_while() -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT)
     beside(size, [0])
-    assert not size.keeps_distance
+    assert not size.sends_alone
     beside(size, [0, 0, 1000])
-    assert size.keeps_distance
+    assert size.sends_alone
     lengths(size, 40, rounds=20)
-    assert size.keeps_distance, "nothing is known of them meanwhile"
+    assert size.sends_alone, "nothing is known of them meanwhile"
     lengths(size, 40, rounds=900)
-    assert not size.keeps_distance
+    assert not size.sends_alone
     assert int(size) > 12
 
 
@@ -92,7 +92,7 @@ def test_from_ten_microseconds_on_a_pause_says_how_much_others_do(pause: int, kn
     size = AdaptiveBatchSize(2, 50, LIMIT)
     beside(size, [0, 0, 1000])
     lengths(size, 40, pause, rounds=60)
-    assert size.keeps_distance is not known
+    assert size.sends_alone is not known
 
 
 def test_a_long_pause_now_and_then_is_the_machines() -> None:
@@ -101,7 +101,7 @@ def test_a_long_pause_now_and_then_is_the_machines() -> None:
     size.record(25, 1000, 50_000)
     assert int(size) >= 22
     assert beside(size, [*[0] * 14, 20_000]) >= 22
-    assert not size.keeps_distance
+    assert not size.sends_alone
 
 
 def test_what_is_not_known_of_others_changes_nothing() -> None:
@@ -140,19 +140,19 @@ def test_the_later_the_less_polite() -> None:
     assert seen == sorted(seen)
     assert polite < seen[2] < seen[3] < 50
     assert seen[-2:] == [50, 50]
-    assert not size.keeps_distance
+    assert not size.sends_alone
     size.late_by(0)
     assert int(size) == polite
-    assert size.keeps_distance
+    assert size.sends_alone
 
 
 def test_from_three_quarters_of_the_lag_on_it_sends_ahead() -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT, 10_000)
     beside(size, [0, 0, 1000])
     size.late_by(7499)
-    assert size.keeps_distance
+    assert size.sends_alone
     size.late_by(7500)
-    assert not size.keeps_distance
+    assert not size.sends_alone
 
 
 def test_in_a_hurry_it_is_larger_than_politeness_ever_allows() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from sweeperd.config.kinds import parse_command
+from sweeperd.config.templates import parse_command
 from sweeperd.sweep.kind_script import has_quick_plan
 
 SMALL = 10**15 - 1

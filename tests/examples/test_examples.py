@@ -237,13 +237,13 @@ def test_the_same_request_again_changes_nothing(
 ) -> None:
     rules, service = RULES[example], prepared(example, client)
     before = rules.books(client)
-    first = rules.make(service, 100)
+    first = rules.make(service, 1500)
     assert first
     after = contents(client)
-    assert rules.make(service, 100) == first
+    assert rules.make(service, 1500) == first
     assert contents(client) == after
     past_deadline(client)
-    assert not rules.make(service, 100), "its deadline has passed"
+    assert not rules.make(service, 1500), "its deadline has passed"
     assert contents(client) == after
     report = run_once(load(config_of(example, tmp_path), {"SWEEPERD_REDIS__URL": server.url}), threading.Event())
     assert report.counts["expired"] == 1  # type: ignore[index]

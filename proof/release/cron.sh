@@ -1,32 +1,15 @@
-# Run in a fresh Debian, in namespaces of its own: the documents' blocks, then the real cron daemon.
-# The first argument: minutes that a slow receiver is watched for.
-say() { echo "PROOF $1: $2"; }
+# Runs the documents' blocks for cron, then the real cron daemon.
+# The first argument: how many late reservations are timed beside a slow receiver.
+. "$(dirname "$0")/machine.sh"
 fail() { echo "FAILED: $1"; cat /tmp/mail /tmp/redis.log 2>/dev/null; exit 1; }
-state() { redis-cli HGET "reservation:res_$1" state; }
-reserve() { # ID...: overdue by a minute
-  past=$(($(date +%s) - 60))000
-  for id in "$@"; do
-    echo "HSET reservation:res_$id state ACTIVE tenant acme estimate_amount 5 estimate_unit TOKENS affected_scopes '[\"tenant:acme\"]' created_at 1700000000000 expires_at $past"
-    echo "ZADD reservation:ttl $past $id"
-  done | redis-cli > /dev/null
-}
-await() { # SECONDS COMMAND...: until it succeeds; sets $took
-  limit=$1; shift; began=$(date +%s)
-  until "$@"; do [ $(($(date +%s) - began)) -lt "$limit" ] || return 1; sleep 1; done
-  took=$(($(date +%s) - began))
-}
-expired() { [ "$(state "$1")" = EXPIRED ]; }
 
-ip link set lo up
 redis-server --daemonize yes --save '' > /tmp/redis.log
 until redis-cli PING > /dev/null 2>&1; do sleep 1; done
-redis-cli HSET budget:tenant:acme:TOKENS allocated 100000 remaining 0 reserved 100000 spent 0 debt 0 > /dev/null
+open_budget
 # A mail server that keeps what it is given.
 printf '#!/bin/sh\ncat >> /tmp/mail\n' > /usr/sbin/sendmail; chmod 755 /usr/sbin/sendmail; touch /tmp/mail; chmod 666 /tmp/mail
-cd /root/sweeperd
-sed -n 1,3p /root/proof/systemd.sh > /root/proof/install.sh
-sh -eu /root/proof/install.sh > /tmp/install.log 2>&1 || { cat /tmp/install.log; fail "the first three lines of the block of systemd"; }
-sh -eu /root/proof/block.sh || fail "the block of cron"
+block docs/deploying.md systemd 0 3
+block docs/deploying.md Cron 0
 cron
 
 reserve first

@@ -105,29 +105,10 @@ def steps(options: Options, work: Path) -> list[Step]:
             run("proof.release.install", dist, fresh),
             readers.document,
         ),
-        Step("image", "the image, built and run as the manifests do", run("proof.release.image"), readers.document),
         Step(
             "kubernetes",
             "the document's blocks and the manifests on a cluster: restricted pods, kill, bad settings, rotation",
             run("proof.release.kubernetes", *cluster),
-            readers.document,
-        ),
-        Step(
-            "newcomer",
-            "the README's commands on a bare Debian, without a server and without root",
-            run("proof.release.newcomer"),
-            readers.document,
-        ),
-        Step(
-            "cron",
-            "the documented cron line under the real cron daemon, on a fresh Debian",
-            run("proof.release.cron"),
-            readers.document,
-        ),
-        Step(
-            "systemd",
-            "the documented blocks for systemd, booted by systemd-nspawn; watchdog, kill -9, reload, reboot, timer",
-            run("proof.release.systemd"),
             readers.document,
         ),
         Step(

@@ -1,35 +1,22 @@
-# Run at each boot of a fresh Debian, as a unit: the documents' blocks, and what goes wrong. The last boot powers off.
-exec > /dev/console 2>&1
-trap 'systemctl poweroff' EXIT # whatever ends this script
-say() { echo "PROOF $1: $2"; }
+# Runs the documents' blocks for systemd, and then what goes wrong. It is run twice: after the first boot, and after the
+# reboot that must follow.
+. "$(dirname "$0")/machine.sh"
 fail() { echo "FAILED: $1"; journalctl --no-pager -n 60 -u 'sweeperd*'; systemctl status --no-pager 'sweeperd*'; exit 1; }
-state() { redis-cli HGET "reservation:res_$1" state; }
-expired() { [ "$(state "$1")" = EXPIRED ]; }
-reserve() { # ID: overdue by a minute
-  past=$(($(date +%s) - 60))000
-  redis-cli HSET "reservation:res_$1" state ACTIVE tenant acme estimate_amount 5 estimate_unit TOKENS \
-    affected_scopes '["tenant:acme"]' created_at 1700000000000 expires_at $past > /dev/null
-  redis-cli ZADD reservation:ttl $past "$1" > /dev/null
-}
-await() { # SECONDS COMMAND...: until it succeeds; sets $took
-  limit=$1; shift; began=$(date +%s)
-  until "$@"; do [ $(($(date +%s) - began)) -lt "$limit" ] || return 1; sleep 1; done
-  took=$(($(date +%s) - began))
-}
 swept() { reserve "$1"; await "${2:-30}" expired "$1" || fail "$1 is not swept"; }
-block() { (cd /root/sweeperd && sh -eu "/root/proof/$1.sh" > /tmp/block.log 2>&1) || { cat /tmp/block.log; fail "the block $1"; }; }
 pid() { systemctl show -P MainPID sweeperd; }
 text() { systemctl show -P StatusText sweeperd; }
 other() { [ "$(pid)" != "$1" ] && [ "$(pid)" != 0 ] && systemctl is-active -q sweeperd; }
 says() { text | grep -q "$1"; }
+booted() { systemctl is-system-running | grep -qE 'running|degraded'; }
 inactive() { ! systemctl is-active -q "$1"; }
 
-if [ -e /root/proof/rebooted ]; then
+await 120 booted || fail "not booted"
+if [ -e /root/rebooted ]; then
   await 60 systemctl is-active -q sweeperd || fail "not active after a reboot"
   swept rebooted
   say "reboot" "active again, sweeps"
 
-  block roles
+  block docs/deploying.md systemd 1
   await 30 systemctl is-active -q sweeperd@sweep || fail "no sweep"
   await 30 systemctl is-active -q sweeperd@deliver || fail "no delivery"
   swept roles
@@ -37,22 +24,21 @@ if [ -e /root/proof/rebooted ]; then
   say "roles" "two daemons of one unit and one configuration: $(ss -ltn | grep -o '127.0.0.1:946[0-9]' | tr '\n' ' ')"
   systemctl disable --now sweeperd@sweep sweeperd@deliver
 
-  block timer
+  block docs/deploying.md systemd 2
   swept timer 90
   systemctl is-failed -q sweeperd-once && fail "the run of the timer failed"
   say "the timer" "sweeps after $took s, the same configuration"
 
-  block uninstall
+  block docs/install.md "Uninstall the systemd units" 0
   systemctl list-unit-files | grep sweeperd && fail "units are left"
   [ ! -e /etc/sweeperd ] && [ ! -e /opt/sweeperd ] || fail "files are left"
   say "uninstalled" "no unit and no file is left"
-  echo ALL-SHOWN
   exit 0
 fi
 
 await 60 sh -c 'redis-cli PING | grep -q PONG' || fail "redis does not run"
-redis-cli HSET budget:tenant:acme:TOKENS allocated 1000 remaining 0 reserved 1000 spent 0 debt 0 > /dev/null
-block install
+open_budget
+block docs/deploying.md systemd 0
 systemctl is-active -q sweeperd || fail "not active after the block"
 swept first
 say "the block" "active; $(systemctl --version | head -n 1), $(/opt/sweeperd/bin/python --version)"
@@ -106,6 +92,4 @@ say "a missing credential of a drop-in" "no loop"
 
 systemctl restart redis-server
 await 60 says "^Sweeping" || fail "not ready after a restart of redis"
-touch /root/proof/rebooted
-trap - EXIT
-systemctl reboot
+touch /root/rebooted

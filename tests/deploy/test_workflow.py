@@ -1,5 +1,6 @@
 """The workflows: they parse, a release proves before it publishes, a pull request runs .ci/run, and commands exist."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.support.documents import ROOT, blocks
 
 
 def listed(*arguments: str) -> list[str]:
@@ -33,13 +34,7 @@ def test_a_tag_starts_it(workflow: dict[Any, Any]) -> None:
 def test_it_proves_with_the_documented_command(workflow: dict[Any, Any], tmp_path: Path) -> None:
     cluster = tmp_path / "kubeconfig"
     cluster.touch()
-    line, by_root = [
-        step["run"] for step in workflow["jobs"]["prove"]["steps"] if "proof.release" in step.get("run", "")
-    ]
-    words = shlex.split(by_root)
-    assert words[:5] == ["sudo", "env", "PATH=$PATH", "python", "-m"]
-    assert words.count("--only") == 4, "what was skipped without root"
-    assert listed("0.1.0", *words[7:])
+    (line,) = [step["run"] for step in workflow["jobs"]["prove"]["steps"] if "-m proof.release" in step.get("run", "")]
     words = shlex.split(line)
     assert words[:3] == ["python", "-m", "proof.release"]
     assert "--kubeconfig" in words, "the step for Kubernetes has a cluster"
@@ -49,9 +44,44 @@ def test_it_proves_with_the_documented_command(workflow: dict[Any, Any], tmp_pat
 
 
 def test_nothing_is_published_that_was_not_proven(workflow: dict[Any, Any]) -> None:
-    publishing = {name: job for name, job in workflow["jobs"].items() if name != "prove"}
+    proving = ["prove", "machines"]
+    publishing = {name: job for name, job in workflow["jobs"].items() if name not in proving}
     assert publishing
-    assert all(job["needs"] == "prove" for job in publishing.values())
+    assert all(job["needs"] == proving for job in publishing.values())
+
+
+def test_the_machines_run_scripts_that_exist(workflow: dict[Any, Any]) -> None:
+    text = "\n".join(step.get("run", "") for step in workflow["jobs"]["machines"]["steps"])
+    scripts = re.findall(r"proof/release/\w+\.sh", text)
+    assert sorted(set(scripts)) == [f"proof/release/{name}.sh" for name in ("cron", "image", "systemd")]
+    for script in scripts:
+        subprocess.run(["bash", "-n", script], cwd=ROOT, check=True)
+
+
+def test_the_machines_run_blocks_that_exist() -> None:
+    wanted = [
+        line.split("block ", 1)[1]
+        for name in ("cron", "systemd")
+        for line in (ROOT / "proof" / "release" / f"{name}.sh").read_text("utf-8").splitlines()
+        if line.lstrip().startswith("block docs/")
+    ]
+    assert len(wanted) == 6
+    for line in wanted:
+        document, heading, number, *_ = shlex.split(line)
+        assert blocks(ROOT / document, heading)[int(number)]
+    assert len(re.findall(r"^python3 -m venv ", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)) == 2
+
+
+def test_the_image_is_run_as_the_manifests_do() -> None:
+    text = (ROOT / "proof" / "release" / "image.sh").read_text(encoding="utf-8")
+    spec = yaml.safe_load((ROOT / "deploy/k8s/parts/deployment/deployment.yaml").read_text("utf-8"))["spec"]["template"]
+    user, (deployed,) = spec["spec"]["securityContext"], spec["spec"]["containers"]
+    (variable,) = deployed["env"]
+    assert f"--user {user['runAsUser']}:{user['runAsGroup']} " in text
+    assert f"--memory {deployed['resources']['limits']['memory'].removesuffix('i').lower()} " in text
+    assert f"--env {variable['name']}={variable['value']} " in text
+    assert all(f":{mount['mountPath']}:ro" in text for mount in deployed["volumeMounts"])
+    assert f'"$1" {" ".join(deployed["args"])} ' in text
 
 
 def test_publishing_is_trusted_and_needs_no_token(workflow: dict[Any, Any]) -> None:

@@ -26,10 +26,8 @@ for trial in sorted((trials.wait(), trials.wait()), key=lambda trial: trial.muta
 """
 KEPT = """
 from proof.mutants import choice, report
-from proof.mutants.trial import Verdict
 
-survivors = {one["mutant"] for name in ("lua", "python") for one in report.read(name)
-             if one["verdict"] == Verdict.SURVIVED}
+survivors = {name for language in ("lua", "python") for name in report.survivors(language)}
 assert set(report.explanations()) <= survivors, set(report.explanations()) - survivors
 for path in choice.script_files():
     assert [test for test in choice.tests_of(path) if not (choice.ROOT / test).exists()] == [], path

@@ -1,6 +1,11 @@
-"""The documents of the repository: their text, headings, links, and the tests that they cite."""
+"""
+Reads the repository's documents: their text, headings, links, and the tests that they cite.
+
+`python -m tests.support.documents DOCUMENT HEADING NUMBER` prints a block of code.
+"""
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -70,3 +75,7 @@ def code(document: Path, heading: str) -> str:
     found = _BLOCK.search(text, re.search(rf"^#+ {re.escape(heading)}$", text, re.MULTILINE).end())  # type: ignore[union-attr]
     assert found is not None
     return found[3]
+
+
+if __name__ == "__main__":
+    print(blocks(ROOT / sys.argv[1], sys.argv[2])[int(sys.argv[3])])

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,7 +25,7 @@ from proof.mutants import choice, report
 from proof.mutants.mutant import Mutant
 from proof.mutants.reach import reached
 from proof.mutants.servers import Servers
-from proof.mutants.trial import Plan, Trials, Verdict
+from proof.mutants.trial import Plan, Trial, Trials, Verdict
 
 
 @click.command()
@@ -63,11 +62,8 @@ def main(
     """Exit code 0 if at least 95 % of the mutants were caught and each survivor is explained, else 1."""
     mutants = choice.all_mutants(language, only)
     if left:
-        done = {
-            one["mutant"]
-            for one in report.read(language)
-            if one["verdict"] == Verdict.CAUGHT or one["mutant"] in report.explanations()
-        }
+        kept, explained = report.verdicts(language, [mutant.name for mutant in mutants]), report.explanations()
+        done = {name for name, verdict in kept.items() if verdict is Verdict.CAUGHT or name in explained}
         mutants = [mutant for mutant in mutants if mutant.name not in done]
     seed = random.randrange(2**32) if seed is None else seed
     if sample is not None and sample < len(mutants):
@@ -81,14 +77,14 @@ def main(
         else:
             plan_of = functools.partial(reached(reach or Path(folder) / "reach", jobs).plan, budget)
         known = {mutant.name for mutant in choice.all_mutants(language)}
-        rows = []
-        for row in _try_all(trials, mutants, plan_of):
-            rows.append(row)
+        tried: list[Trial] = []
+        for trial in _try_all(trials, mutants, plan_of):
+            tried.append(trial)
             if keep:
-                report.keep(language, rows, known)
-    report.show(sorted(rows, key=lambda row: (report.file_of(row), row["line"])))
-    survivors = [one["mutant"] for one in rows if one["verdict"] == Verdict.SURVIVED]
-    enough = len(survivors) <= 0.05 * len(rows)
+                report.keep(language, tried, known)
+    report.show(sorted(tried, key=lambda trial: (trial.mutant.file, trial.mutant.line)))
+    survivors = [trial.mutant.name for trial in tried if trial.verdict is Verdict.SURVIVED]
+    enough = len(survivors) <= 0.05 * len(tried)
     sys.exit(0 if enough and all(name in report.explanations() for name in survivors) else 1)
 
 
@@ -108,10 +104,10 @@ def _script_plan(mutant: Mutant) -> Plan:
     return Plan(choice.tests_of(choice.PACKAGE / mutant.file))
 
 
-def _try_all(trials: Trials, mutants: Sequence[Mutant], plan_of: Callable[[Mutant], Plan]) -> Iterator[dict[str, Any]]:
+def _try_all(trials: Trials, mutants: Sequence[Mutant], plan_of: Callable[[Mutant], Plan]) -> Iterator[Trial]:
     """
     Try each mutant on the newest Redis. One that only a limit of time has caught is tried a second time; a
-    script's that survived, on the older servers too. Yields each verdict's row.
+    script's that survived, on the older servers too. Yields each trial that decides.
     """
     waiting: list[tuple[Mutant, Servers]] = [(mutant, "newest") for mutant in reversed(mutants)]
     count, again, older = 0, set[str](), set[str]()
@@ -130,7 +126,7 @@ def _try_all(trials: Trials, mutants: Sequence[Mutant], plan_of: Callable[[Mutan
         else:
             count += 1
             click.echo(f"{count}/{len(mutants)} {trial.verdict} {trial.seconds:.0f}s {mutant.name}", err=True)
-            yield report.row(trial)
+            yield trial
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What mutation tests found: kept as JSON, printed as a table. Survivors are explained in `explained.toml`."""
+"""Keeps the verdicts on mutants, and prints them with the explanations of `explained.toml`."""
 
+import hashlib
 import json
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,72 +12,74 @@ from rich.table import Table
 
 from proof.mutants.trial import Trial, Verdict
 
-RESULTS = Path(__file__).parent / "results"
-_EXPLAINED = Path(__file__).parent / "explained.toml"
+FOLDER = Path(__file__).parent
+#: Digests on a line of the kept file.
+ON_A_LINE = 12
 
 
 def explanations() -> Mapping[str, str]:
     """A surviving mutant's name -> why no test can, or need, notice it."""
-    text = _EXPLAINED.read_text(encoding="utf-8")
+    text = (FOLDER / "explained.toml").read_text(encoding="utf-8")
     return {str(name): str(reason) for name, reason in tomllib.loads(text).items()}
 
 
-def row(trial: Trial) -> dict[str, Any]:
-    """One trial as it is kept."""
-    mutant = trial.mutant
-    return {
-        "mutant": mutant.name,
-        "line": mutant.line,
-        "kind": mutant.kind,
-        "verdict": trial.verdict.value,
-        "caught_by": trial.caught_by,
-    }
+def digest(name: str) -> str:
+    """What a caught mutant is kept by."""
+    return hashlib.sha256(name.encode()).hexdigest()[:8]
 
 
-def read(name: str) -> list[dict[str, Any]]:
-    """The trials that are kept of a language; none where it was never tried."""
-    path = RESULTS / f"{name}.json"
-    kept: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    return kept
+def survivors(language: str) -> list[str]:
+    """The names of the mutants that are kept as survivors."""
+    return [f"{file}: {change}" for file, kept in _read(language).items() for change in kept["survived"]]
 
 
-def keep(name: str, rows: Sequence[Mapping[str, Any]], known: Collection[str]) -> Path:
-    """
-    Keep the trials of a language beside the earlier ones of other mutants. `known`: the names of all mutants that there
-    are; what is kept of others goes. Returns where.
-    """
-    new = {one["mutant"] for one in rows}
-    rows = [*(one for one in read(name) if one["mutant"] in known and one["mutant"] not in new), *rows]
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
-    lines = ",\n".join(
-        json.dumps(one) for one in sorted(rows, key=lambda one: (file_of(one), one["line"], one["mutant"]))
-    )
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    return path
+def verdicts(language: str, names: Iterable[str]) -> dict[str, Verdict]:
+    """The kept verdicts on the mutants of these names; one that was never tried is missing."""
+    survived = set(survivors(language))
+    caught = {one for kept in _read(language).values() for line in kept["caught"] for one in line.split()}
+    found = {name: Verdict.SURVIVED for name in names if name in survived}
+    return found | {name: Verdict.CAUGHT for name in names if name not in survived and digest(name) in caught}
 
 
-def show(rows: Sequence[Mapping[str, Any]]) -> None:
+def keep(language: str, trials: Sequence[Trial], known: Collection[str]) -> None:
+    """Keep these verdicts beside earlier ones. `known`: the names of all mutants; what is kept of others goes."""
+    found = verdicts(language, known) | {trial.mutant.name: trial.verdict for trial in trials}
+    files: dict[str, dict[str, list[str]]] = {}
+    for name, verdict in sorted(found.items()):
+        file, _, change = name.partition(": ")
+        kept = files.setdefault(file, {"survived": [], "caught": []})
+        kept[verdict].append(change if verdict is Verdict.SURVIVED else digest(name))
+    for kept in files.values():
+        caught = kept["caught"]
+        kept["caught"] = [" ".join(caught[at : at + ON_A_LINE]) for at in range(0, len(caught), ON_A_LINE)]
+    _path(language).write_text(json.dumps(files, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def show(trials: Sequence[Trial]) -> None:
     """Print a line for each file, then the survivors with their explanation."""
     explained = explanations()
     table = Table("file", "mutants", "caught", "explained", "open")
-    for file in sorted({file_of(one) for one in rows}):
-        table.add_row(file, *map(str, _counts([one for one in rows if file_of(one) == file], explained)))
-    table.add_row("all", *map(str, _counts(rows, explained)), style="bold")
+    for file in sorted({trial.mutant.file for trial in trials}):
+        table.add_row(file, *map(str, _counts([one for one in trials if one.mutant.file == file], explained)))
+    table.add_row("all", *map(str, _counts(trials, explained)), style="bold")
     console = Console()
     console.print(table)
-    for one in rows:
-        if one["verdict"] == Verdict.SURVIVED:
-            console.print(f"survived, line {one['line']}: {escape(one['mutant'])}", soft_wrap=True)
-            console.print(f"    {escape(explained.get(one['mutant'], 'not explained'))}", soft_wrap=True)
+    for mutant in (trial.mutant for trial in trials if trial.verdict is Verdict.SURVIVED):
+        console.print(f"survived, line {mutant.line}: {escape(mutant.name)}", soft_wrap=True)
+        console.print(f"    {escape(explained.get(mutant.name, 'not explained'))}", soft_wrap=True)
 
 
-def file_of(one: Mapping[str, Any]) -> str:
-    """The file of a kept trial."""
-    return str(one["mutant"]).partition(": ")[0]
+def _counts(trials: Sequence[Trial], explained: Mapping[str, str]) -> tuple[int, int, int, int]:
+    survived = [trial.mutant.name for trial in trials if trial.verdict is Verdict.SURVIVED]
+    known = sum(name in explained for name in survived)
+    return len(trials), len(trials) - len(survived), known, len(survived) - known
 
 
-def _counts(rows: Sequence[Mapping[str, Any]], explained: Mapping[str, str]) -> tuple[int, int, int, int]:
-    survivors = [one["mutant"] for one in rows if one["verdict"] == Verdict.SURVIVED]
-    known = sum(name in explained for name in survivors)
-    return len(rows), len(rows) - len(survivors), known, len(survivors) - known
+def _read(language: str) -> dict[str, dict[str, list[str]]]:
+    path = _path(language)
+    kept: dict[str, dict[str, list[str]]] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return kept
+
+
+def _path(language: str) -> Path:
+    return FOLDER / "results" / f"{language}.json"

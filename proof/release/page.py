@@ -22,8 +22,8 @@ def render(
         "",
         f"What `python -m proof.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
         "repeat it.",
-        "Results, series and plots of each step are attached to the release. The job `machines` of the release workflow "
-        "proves the image, the blocks for systemd and cron, and the README's commands; its log has the figures.",
+        "Results, series and plots of each step are attached to the release. The job `machines` of the release "
+        "workflow proves the image, the blocks for systemd and cron, and the README's commands.",
         "",
         _commits([result for result in results if result is not None], differing),
         "",

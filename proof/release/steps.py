@@ -73,7 +73,7 @@ def steps(options: Options, work: Path) -> list[Step]:
             "load without faults",
             run("proof.soak", "--minutes", f"{options.soak_minutes:g}", "--out", work / "soak"),
             partial(readers.soak, "soak.json"),
-            keeps=("soak.json", "soak.png"),
+            keeps=("soak.json", "soak.svg"),
         ),
         Step(
             "chaos",

@@ -1,1 +1,1 @@
-"""A soak: the ledger under load for half an hour with a daemon that sweeps it, and then the books are checked."""
+"""Proves that books and events stay exact under load, with and without faults."""

@@ -1,9 +1,9 @@
 """
 `python -m proof.soak --minutes 30`: half an hour of load, and then the verdicts. With `--chaos`, processes are killed,
-connections cut and clocks moved while it lasts; `--seed` draws the same faults again.
+connections cut and clocks moved meanwhile; `--seed` draws the same faults again.
 
-Exit code 0 where all hold, 1 where one does not or a process ended before its time, 2 for a bad option or where
-there is no Redis, 130 where it was interrupted.
+Exit code 0 if all hold, 1 if one does not or a process ended before its time, 2 for a bad option or without a Redis,
+130 if interrupted.
 """
 
 import argparse
@@ -15,18 +15,16 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from proof.soak.chaos import run as chaotic
-from proof.soak.report import table
-from proof.soak.run import soak
+from proof.soak.run import Soak, soak
 from proof.soak.samples import Sample
 from tests.support.servers import binaries
 
-#: Operations started a second, without --chaos.
+#: Operations started a second. Each makes about two calls of the ledger.
 RATE = 100.0
 #: The shortest run that can be judged, minutes: below it the windows hold too few samples.
 SHORTEST = 0.5
-#: Averages of latency up to this many seconds say nothing if other programs run at the same time.
-BESIDE_OTHERS = 0.5
+#: Averages of latency up to this many seconds say nothing beside faults, and beside other programs.
+CHAOS_NOISE, OTHERS_NOISE = 0.05, 0.5
 #: From line to line where standard error is no terminal, seconds.
 LINE_EVERY = 15.0
 
@@ -38,33 +36,18 @@ class Progress:
         self._live = sys.stderr.isatty()
         self._next = 0.0
 
-    def steady(self, sample: Sample, duration: float) -> None:
-        """Of a soak without faults."""
-        self._show(
-            sample.at,
-            duration,
-            f"{sample.operations} operations  {sample.expired} expired  "
-            f"{sample.due_entries} due  daemon {sample.daemon_bytes / 2**20:.1f} MiB  "
-            f"{sample.received} webhooks  {sample.calls} calls  Redis {sample.redis_bytes / 2**20:.0f} MiB",
-        )
-
-    def chaotic(self, sample: chaotic.Sample, duration: float) -> None:
-        """Of a chaos soak."""
+    def show(self, sample: Sample, duration: float) -> None:
         accepted = "  ".join(f"{name} {count}" for name, count in sample.accepted.items())
-        self._show(
-            sample.at,
-            duration,
+        text = (
             f"{sample.operations} operations  {sample.lost} lost calls  {sum(sample.expired.values())} expired  "
-            f"{len(sample.memory)} replicas  accepted: {accepted}",
+            f"{len(sample.memory)} replicas  accepted: {accepted}"
         )
-
-    def _show(self, at: float, duration: float, text: str) -> None:
-        line = f"{_clock(at)} of {_clock(duration)}  {text}"
+        line = f"{_clock(sample.at)} of {_clock(duration)}  {text}"
         if self._live:
             # A line that wraps could not be written over.
             columns = shutil.get_terminal_size().columns
             print(f"\r\033[K{line[: columns - 1]}", end="", file=sys.stderr, flush=True)
-        elif at >= self._next:
+        elif sample.at >= self._next:
             print(line, file=sys.stderr, flush=True)
             self._next += LINE_EVERY
 
@@ -83,15 +66,13 @@ def main() -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="sweeperd-soak-"))
     out.mkdir(parents=True, exist_ok=True)
     print(f"writing to {out}", file=sys.stderr)
-    progress, noise = Progress(), {"noise": options.noise} if options.noise else {}
+    progress, seed = Progress(), options.seed if options.chaos else None
+    noise = OTHERS_NOISE if options.beside_others else CHAOS_NOISE if options.chaos else 0.0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with it
+    if options.chaos:
+        print(f"--seed {seed}", file=sys.stderr)
     try:
-        if options.chaos:
-            print(f"--seed {options.seed}", file=sys.stderr)
-            rate = options.rate or chaotic.RATE
-            result = chaotic.chaos(found[0], options.minutes, rate, options.seed, out, progress.chaotic, **noise)
-        else:
-            result = soak(found[0], options.minutes, options.rate or RATE, out, progress.steady, **noise)
+        result = soak(found[0], options.minutes, options.rate, out, progress.show, seed=seed, noise=noise)
     except KeyboardInterrupt:
         print("stopped; nothing was judged", file=sys.stderr)
         return 130
@@ -99,6 +80,18 @@ def main() -> int:
         progress.end()
     print(table(result))
     return 0 if result.holds else 1
+
+
+def table(result: Soak) -> str:
+    """The facts, each verdict with its claim and what was found, and the files."""
+    lines = [f"{name:<9} {fact}" for name, fact in result.facts.items()]
+    lines.append("")
+    width = 1 + max(len(verdict.name) for verdict in result.verdicts)
+    for verdict in result.verdicts:
+        lines.append(f"{'ok' if verdict.holds else 'FAILED':<7}{verdict.name:<{width}}{verdict.claim}")
+        lines.append(f"{'':<{7 + width}}{verdict.found}")
+    lines += ["", f"plot      {result.plot}", f"samples   {result.record}"]
+    return "\n".join(lines)
 
 
 def _options() -> argparse.Namespace:
@@ -109,7 +102,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--rate",
         type=_at_least(1.0),
-        help="operations started a second (default: 100, with --chaos 105); each makes about two calls of the ledger",
+        default=RATE,
+        help="operations started a second (default: 100); each makes about two calls of the ledger",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="where plot, samples and log go (default: a new temporary directory)"
@@ -120,10 +114,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--beside-others",
-        action="store_const",
-        const=BESIDE_OTHERS,
-        dest="noise",
-        default=0.0,
+        action="store_true",
         help="judge averages of latency up to half a second as noise, because other programs run at the same time",
     )
     return parser.parse_args()

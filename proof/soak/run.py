@@ -1,41 +1,46 @@
-"""One soak from start to end: the processes, the load, the wait for rest, the verdicts, the files."""
+"""Runs a soak from start to end: the processes, the load, the faults, the wait for rest, the verdicts, the files."""
 
+import contextlib
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import redis
 
 from proof.soak import census, verdicts
-from proof.soak.order import faults
-from proof.soak.receiver import CountingReceiver
-from proof.soak.samples import Sample, Windows, latency_steps, read_metrics
+from proof.soak.census import Moment
+from proof.soak.faults import BATCHES, FAILS, HANGS, MOVES, FaultType, calm, schedule
+from proof.soak.inflict import Inflicted, Inflictor
+from proof.soak.missing import Place, places
+from proof.soak.order import Undecided, faults
+from proof.soak.rest import await_rest, stand
+from proof.soak.samples import Sample, Windows, latency_steps
+from proof.soak.stage import BATCH_SIZE, DUE, ShardStage, Stage, stage
 from proof.soak.verdicts import Verdict
-from sweeperd.config import RedisSettings
-from sweeperd.ledger import Ledger
-from sweeperd.store import Keys, Shard
-from tests.support.harness import Daemon, daemon, environment, eventually, server_time
-from tests.support.servers import Binary, Server
-from tests.support.traffic.history import outcome
-from tests.support.traffic.load import Load
-from tests.support.traffic.plan import BUDGETS, LEAN, TENANTS, UNIT
+from tests.support.harness import eventually
+from tests.support.host import fake_clock
+from tests.support.servers import Binary
+from tests.support.streams import entries
+from tests.support.traffic.history import Call, outcome
+from tests.support.traffic.load import LedgerCall, Load, Tally
+from tests.support.traffic.plan import BUDGETS, LEAN, TENANTS
 
-#: Load threads, each with calls of its own in flight.
+#: Load threads of each shard.
 THREADS = 4
-INTERVAL = "500ms"
-ENDPOINT = "soak"
-#: Seconds from sample to sample, and from one reading of the index to the next.
-SAMPLE_EVERY, LOOK_EVERY = 1.0, 5.0
-#: How long each thing may take to come to rest after the load, seconds.
-REST_LIMIT = 60.0
+#: Seconds from sample to sample at least, and from one moment to the next.
+SAMPLE_EVERY, MOMENT_EVERY = 1.0, 5.0
+#: How many samples a plot shows at most.
+SAMPLES = 600
 #: Operations up to which the history of every tenant is judged; a longer run is judged by the tenants in JUDGED.
 ALL_JUDGED = 60_000
 JUDGED = (TENANTS[0], LEAN)
-#: How many steps a plot shows at most; a step is one second at least.
-STEPS = 180
+#: How long the replicas may take to count what has expired, seconds.
+COUNT_LIMIT = 60.0
 
 #: Gets each sample and how many seconds the load lasts.
 Watch = Callable[[Sample, float], None]
@@ -56,169 +61,268 @@ class Soak:
         return all(verdict.holds for verdict in self.verdicts)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Scene:
-    """All that runs while the load lasts."""
+    """All that runs while the load lasts, and what was seen of it."""
 
-    client: redis.Redis
-    keys: Keys
-    running: Daemon
-    receiver: CountingReceiver
-    load: Load
+    stage: Stage
+    loads: Mapping[str, Load]
+    samples: list[Sample]
+    moments: list[Moment]
+
+    @property
+    def at(self) -> float:
+        """Seconds since the load's start."""
+        return time.monotonic() - self.began
+
+    @property
+    def began(self) -> float:
+        return min(load.began for load in self.loads.values())
 
     def sample(self) -> Sample:
-        """Raises OSError if the daemon does not answer, redis.RedisError if Redis does not."""
-        operations, calls = self.load.progress
-        metrics = read_metrics(self.running)
-        return Sample(
-            time.monotonic() - self.load.began,
-            operations,
-            calls,
-            metrics.expired,
-            self.receiver.requests,
-            metrics.due_entries,
-            metrics.oldest_due_seconds,
-            metrics.resident_bytes,
-            self.client.info("memory")["used_memory"],
+        """Take one; a shard that does not answer counts as before."""
+        before = self.samples[-1].expired if self.samples else {}
+        progress = [load.progress for load in self.loads.values()]
+        taken = Sample(
+            self.at,
+            sum(operations for operations, _ in progress),
+            sum(calls for _, calls in progress),
+            sum(load.lost for load in self.loads.values()),
+            {name: _events(shard, before.get(name, 0)) for name, shard in self.stage.shards.items()},
+            {name: inbox.distinct for name, inbox in self.stage.inboxes.items()},
+            {name: memory for name, one in self.stage.replicas.items() if (memory := one.memory) is not None},
         )
+        self.samples.append(taken)
+        return taken
+
+    def moment(self) -> bool:
+        """Read each shard at one moment. Returns whether all have answered; what was read of them is kept."""
+        complete = True
+        for name, shard in self.stage.shards.items():
+            try:
+                self.moments.append(census.look(shard, self.at, self.loads[name].recent()))
+            except redis.RedisError:
+                complete = False
+        return complete
 
 
 def soak(
-    binary: Binary, minutes: float, rate: float, out: Path, watch: Watch = lambda *_: None, *, noise: float = 0.0
+    binary: Binary,
+    minutes: float,
+    rate: float,
+    out: Path,
+    watch: Watch = lambda *_: None,
+    *,
+    seed: int | None = None,
+    noise: float = 0.0,
 ) -> Soak:
     """
-    Run the load for so many minutes at `rate` operations a second, on a Redis of this binary, and judge what is there
-    after it. An average latency below `noise` seconds is not held against it. Writes soak.png, soak.json and the
-    daemon's log into `out`, a directory that exists.
+    Run the load for this many minutes at `rate` operations a second, half of them on each shard, and judge what is
+    there after it. With a seed there are faults, and the seed draws them; without one nothing fails. An average latency
+    below `noise` seconds is never too long. Writes a plot, a record and all logs into `out`, which exists.
 
-    Raises RuntimeError or AssertionError if a process does not start, OSError or redis.RedisError if one ends
-    before its time.
+    Raises RuntimeError or AssertionError if a process does not start.
     """
     duration = 60 * minutes
-    samples: list[Sample] = []
-    looks: list[census.IndexLook] = []
-    with Server(binary) as server, CountingReceiver() as receiver:
-        shard = Shard(RedisSettings.model_validate({"url": server.url}))
-        ledger = Ledger(shard)
-        for scope, allocated in BUDGETS.items():
-            ledger.open_budget(scope, UNIT, allocated)
-        env = environment(server.url, sweep__interval=INTERVAL, endpoints=[{"name": ENDPOINT, "url": receiver.url}])
-        with redis.Redis.from_url(server.url, protocol=2) as client, daemon(env, out) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
-            judged = JUDGED if 60 * minutes * rate > ALL_JUDGED else (*TENANTS, LEAN)
-            load = Load(ledger, rate, THREADS, judged=judged)
-            scene = _Scene(client, shard.keys, running, receiver, load)
-            with load:
-                _observe(scene, duration, samples, looks, watch)
-            stopped = time.monotonic() - load.began
-            tally, calls = load.tally, load.calls
-            unmet = _rest(scene, tally.last_end, lambda: samples.append(scene.sample()))
-            at_end = census.take(client, shard.keys, ledger)
-            expired = read_metrics(running).expired
-            history = load.history + outcome(client, shard.keys, at_end.budgets, judged)
-        shard.close()
-        requests, distinct = receiver.requests, receiver.distinct
+    types = [type_ for type_ in FaultType if type_ is not FaultType.SKEW or fake_clock()]
+    planned = [] if seed is None else schedule(seed, duration, types)
+    judged = JUDGED if duration * rate > ALL_JUDGED else (*TENANTS, LEAN)
+    with stage(binary, seed, out) as running:
+        loads = {
+            name: Load(shard.ledger, rate / 2, THREADS, 1000 * (seed or 0) + number, judged, patient=bool(planned))
+            for number, (name, shard) in enumerate(running.shards.items())
+        }
+        scene = _Scene(running, loads, [], [])
+        with Inflictor(running, planned, scene.began) as inflictor, contextlib.ExitStack() as stack:
+            for load in loads.values():
+                stack.enter_context(load)
+            _observe(scene, duration, watch)
+        stopped = scene.at
+        received = {name: inbox.counts for name, inbox in running.inboxes.items()}
+        unmet = _rest(scene, {name: load.tally.last_end for name, load in loads.items()}, duration, watch)
+        memory = [(sample.at, float(value)) for sample in scene.samples for value in sample.memory.values()]
+        shown = [
+            *_judge_shards(scene, judged, steady=not planned),
+            verdicts.memory(memory, Windows(duration)),
+            verdicts.latency(_calls(loads), Windows(duration), noise),
+            verdicts.moments(scene.moments, running.shards),
+            verdicts.endpoints([_delivered(scene, name, inflictor.inflicted) for name in running.inboxes]),
+            verdicts.settled(unmet),
+        ]
+        if planned:
+            shown += [
+                verdicts.all_faults(inflictor.inflicted, Counter(fault.type for fault in planned)),
+                verdicts.behaved(received[BATCHES], received[FAILS], received[HANGS], received[MOVES]),
+            ]
+        facts = _facts(binary, running, loads, inflictor.inflicted, stopped)
+        shown.append(verdicts.alive({name: replica.stop() for name, replica in running.replicas.items()}))
+    return _write(scene, shown, facts, inflictor.inflicted, (duration, stopped, seed), out)
 
-    windows = Windows(duration)
-    found = (
-        verdicts.memory([(sample.at, sample.daemon_bytes) for sample in samples], windows),
-        verdicts.latency(calls, windows, noise),
-        verdicts.keys(tally.accepted, sum(at_end.reservations.values()), at_end.idempotency_keys),
-        verdicts.index(looks, at_end.index),
-        verdicts.events(
-            {
-                "stream": at_end.events,
-                "EXPIRED hashes": at_end.reservations.get("EXPIRED", 0),
-                "daemon's counter": expired,
-                "receiver": distinct,
-                "left by the load": tally.abandoned,
-            }
-        ),
-        verdicts.books(at_end.budgets, tally.spent),
-        verdicts.answers(tally),
-        verdicts.order(len(history), faults(history, {scope.encode(): amount for scope, amount in BUDGETS.items()})),
-        verdicts.settled(unmet),
-    )
-    facts = {
-        "ran on": str(binary),
+
+def _observe(scene: _Scene, duration: float, watch: Watch) -> None:
+    """Sample until the load has lasted for `duration` seconds."""
+    sample_every = max(SAMPLE_EVERY, duration / SAMPLES)
+    next_sample, next_moment = 0.0, calm(duration) / 2
+    while min(next_sample, next_moment) < duration:
+        sleep_until(scene.began + min(next_sample, next_moment))
+        if next_moment <= next_sample:
+            # A shard that is down is read a second later.
+            next_moment = scene.at + (MOMENT_EVERY if scene.moment() else SAMPLE_EVERY)
+        else:
+            watch(scene.sample(), duration)
+            next_sample += sample_every
+    sleep_until(scene.began + duration)
+
+
+def _rest(scene: _Scene, last_ends: Mapping[str, int], duration: float, watch: Watch) -> Sequence[str]:
+    """
+    Let all receivers recover, and wait until all reservations have ended and all events are delivered. `last_ends`:
+    shard -> the end of the last grace, ms on its Redis's clock. Returns what did not come to rest.
+    """
+    scene.stage.recover()
+    shards, inboxes = scene.stage.shards, scene.stage.inboxes
+
+    def look() -> tuple[object, Sequence[str]]:
+        found = {name: stand(shard, inboxes, last_ends[name]) for name, shard in shards.items()}
+        accepted = {name: inbox.distinct for name, inbox in inboxes.items()}
+        return (found, accepted), [f"{name}: {text}" for name, (_, unmet) in found.items() for text in unmet]
+
+    def show() -> None:
+        if scene.at > scene.samples[-1].at + SAMPLE_EVERY:
+            watch(scene.sample(), duration)
+
+    unmet = await_rest(look, show)
+    scene.sample()
+    return unmet
+
+
+def _judge_shards(scene: _Scene, judged: Sequence[str], *, steady: bool) -> Iterable[Verdict]:
+    """S3 to S5, the books, the answers and the order of each shard. `steady`: no replica has lost its counters."""
+    for name, shard in scene.stage.shards.items():
+        load = scene.loads[name]
+        tally = load.tally
+        at_end = census.take(shard)
+        history = load.history + outcome(shard.client, shard.keys, at_end.budgets, judged)
+        counts = {
+            "stream": at_end.events,
+            "EXPIRED hashes": at_end.reservations.get("EXPIRED", 0),
+            "left by the load": tally.abandoned,
+        }
+        if steady:
+            counts["counters of the replicas"] = _counted(scene, name, at_end.events)
+        found = (
+            verdicts.keys(tally.accepted, at_end),
+            verdicts.index([one for one in scene.moments if one.shard == name], at_end),
+            verdicts.events(counts),
+            verdicts.books(at_end.budgets, tally.spent),
+            verdicts.answers(tally),
+            verdicts.order(len(history), _faults(history)),
+        )
+        yield from (replace(one, name=f"{one.name} {name}") for one in found)
+
+
+def _counted(scene: _Scene, shard: str, expected: int) -> int:
+    """What the replicas have counted as expired on this shard; a tick is counted when it ends."""
+
+    def counted() -> int:
+        replicas = scene.stage.replicas.values()
+        return sum(int(one.metric("sweeperd_candidates_total", outcome="expired", shard=shard)) for one in replicas)
+
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: counted() >= expected, COUNT_LIMIT)
+    return counted()
+
+
+def _faults(history: list[Call]) -> Sequence[str]:
+    try:
+        return faults(history, {scope.encode(): amount for scope, amount in BUDGETS.items()})
+    except Undecided as error:
+        return [str(error)]
+
+
+def _delivered(scene: _Scene, endpoint: str, inflicted: Sequence[Inflicted]) -> verdicts.Delivered:
+    """What one endpoint was due, and where that is which it has not accepted."""
+    inbox = scene.stage.inboxes[endpoint]
+    got, due = inbox.reservations(), set[str]()
+    missing: Counter[Place] = Counter()
+    for shard in scene.stage.shards.values():
+        events = {
+            fields[b"id"].decode(): event
+            for event, fields in entries(shard.client, shard.keys.events)
+            if fields[b"tenant"].decode() in DUE[endpoint]
+        }
+        due |= events.keys()
+        missing += places(shard.client, shard.keys, endpoint, [events[name] for name in events.keys() - got.keys()])
+    bound = verdicts.most_repeated(inflicted, BATCH_SIZE if endpoint == BATCHES else 1)
+    return verdicts.delivered(endpoint, due, got, missing, inbox.repeated, bound)
+
+
+def _facts(
+    binary: Binary,
+    running: Stage,
+    loads: Mapping[str, Load],
+    inflicted: Sequence[Inflicted],
+    stopped: float,
+) -> dict[str, str]:
+    tally = Tally.of(load.tally for load in loads.values())
+    calls = sum(len(load.calls) for load in loads.values())
+    done = Counter(one.fault.type for one in inflicted if one.effect)
+    return {
+        "ran on": f"{binary}, appendfsync always",
         "load": f"{tally.started} operations started in {stopped:.0f} s, {tally.started / stopped:.1f} a second",
         "ended as": f"{tally.committed} committed, {tally.released} released, {tally.abandoned} abandoned or too late; "
         f"{tally.refused} refused for want of budget",
-        "calls": f"{len(calls)}; {tally.extended} extended, {tally.late} came too late, {tally.repeated} sent twice",
-        "webhooks": f"{requests} requests for {distinct} events",
-        "Redis": f"{samples[-1].redis_bytes / verdicts.MIB:.0f} MiB at the end",
+        "calls": f"{calls}, {calls / stopped:.0f} a second; {tally.lost} without an answer, {tally.full} refused by a "
+        f"full Redis, {tally.repeated} sent twice",
+        "faults": ", ".join(f"{type_} {count}" for type_, count in sorted(done.items())) or "none",
+        "lives": ", ".join(f"{name} {one.lives}" for name, one in running.replicas.items()),
+        "accepted": ", ".join(
+            f"{name} {inbox.distinct} in {inbox.counts.requests} requests, {inbox.repeated} again"
+            for name, inbox in running.inboxes.items()
+        ),
     }
-    step = max(1.0, math.ceil(duration / STEPS))
-    latencies = latency_steps(calls, step)
-    record = out / "soak.json"
-    record.write_text(
-        json.dumps(
-            {
-                "minutes": minutes,
-                "rate": rate,
-                "facts": facts,
-                "verdicts": [asdict(verdict) for verdict in found],
-                "samples": [asdict(sample) for sample in samples],
-                "latency": [asdict(one) for one in latencies],
-                "looks": [asdict(look) for look in looks],
-            },
-            indent=1,
-        )
-    )
-    plot = out / "soak.png"
-    title = f"Soak: {minutes:g} min at {rate:g} operations a second, {binary}"
+
+
+def _write(
+    scene: _Scene,
+    found: Sequence[Verdict],
+    facts: dict[str, str],
+    inflicted: Sequence[Inflicted],
+    span: tuple[float, float, int | None],
+    out: Path,
+) -> Soak:
+    """`span`: how long the load was to last, when it stopped, and what drew the faults."""
+    duration, stopped, seed = span
+    latencies = latency_steps(_calls(scene.loads), max(1.0, math.ceil(duration / 180)))
+    name = "soak" if seed is None else "chaos"
+    record, plot = out / f"{name}.json", out / f"{name}.svg"
+    document = {
+        "minutes": duration / 60,
+        "seed": seed,
+        "facts": facts if seed is None else {"seed": str(seed), **facts},
+        "verdicts": [asdict(verdict) for verdict in found],
+        "faults": [asdict(one) for one in sorted(inflicted, key=lambda one: one.began)],
+        "moments": [asdict(one) for one in scene.moments],
+        "latency": [asdict(one) for one in latencies],
+        "samples": [asdict(sample) for sample in scene.samples],
+    }
+    record.write_text(json.dumps(document, indent=1))
     from proof.soak.plot import draw  # noqa: PLC0415 - matplotlib is slow to import, for tests too
 
-    draw(samples, latencies, step, stopped, title, plot)
-    return Soak(found, facts, plot, record)
+    draw(scene.samples, latencies, inflicted, stopped, f"{name.capitalize()}: {duration / 60:g} min", plot)
+    return Soak(tuple(found), facts, plot, record)
 
 
-def _observe(
-    scene: _Scene, duration: float, samples: list[Sample], looks: list[census.IndexLook], watch: Watch
-) -> None:
-    """Sample until the load has lasted for `duration` seconds."""
-    next_sample, next_look = SAMPLE_EVERY, LOOK_EVERY
-    while min(next_sample, next_look) < duration:
-        sleep_until(scene.load.began + min(next_sample, next_look))
-        if next_look <= next_sample:
-            looks.append(census.look(scene.client, scene.keys, scene.load.recent()))
-            next_look += LOOK_EVERY
-        else:
-            samples.append(scene.sample())
-            watch(samples[-1], duration)
-            next_sample += SAMPLE_EVERY
-    sleep_until(scene.load.began + duration)
+def _calls(loads: Mapping[str, Load]) -> list[LedgerCall]:
+    return sorted(chain.from_iterable(load.calls for load in loads.values()))
 
 
-def _rest(scene: _Scene, last_end: int, sample: Callable[[], None]) -> Sequence[str]:
-    """
-    Wait until all reservations have ended and all events are delivered. `last_end` is the end of the last grace, ms on
-    Redis's clock. Returns what did not come to rest within REST_LIMIT each.
-    """
-    client, keys, receiver = scene.client, scene.keys, scene.receiver
-    conditions: dict[str, Callable[[], bool]] = {
-        "a deadline has not passed": lambda: server_time(client) > last_end,
-        "the index is not empty": lambda: client.zcard(keys.reservation_index) == 0,
-        "the daemon has not counted all expiries": lambda: (
-            read_metrics(scene.running).expired >= client.xlen(keys.events)
-        ),
-        "the receiver has not got all events": lambda: receiver.distinct >= client.xlen(keys.events),
-        "an event is not acknowledged": lambda: client.xpending(keys.events, ENDPOINT)["pending"] == 0,
-    }
-    unmet = []
-    next_sample = time.monotonic()
-    for trouble, is_over in conditions.items():
-        limit = time.monotonic() + REST_LIMIT
-        while not is_over():
-            if time.monotonic() > limit:
-                unmet.append(f"{trouble} within {REST_LIMIT:.0f} s")
-                break
-            if time.monotonic() >= next_sample:
-                sample()
-                next_sample += SAMPLE_EVERY
-            time.sleep(0.1)
-    sample()
-    return unmet
+def _events(shard: ShardStage, unknown: int) -> int:
+    """The events of a shard; `unknown` where it does not answer."""
+    try:
+        return int(shard.client.xlen(shard.keys.events))
+    except redis.RedisError:
+        return unknown
 
 
 def sleep_until(moment: float) -> None:

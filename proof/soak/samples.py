@@ -1,14 +1,12 @@
-"""What is measured while the load runs, and how it is cut into windows and steps."""
+"""Samples a soak, and cuts what was measured into windows and steps."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from statistics import fmean, median
 
-from prometheus_client.parser import text_string_to_metric_families
-
-from tests.support.harness import Daemon
+from proof.soak.faults import calm
 from tests.support.traffic.load import LedgerCall
 
 
@@ -20,17 +18,13 @@ class Sample:
     at: float
     operations: int
     calls: int
-    #: What the daemon counted as expired.
-    expired: int
-    #: Requests at the receiver.
-    received: int
-    #: `sweeperd_due_entries` and `sweeperd_oldest_due_seconds`, as the daemon saw them last.
-    due_entries: int
-    oldest_due_seconds: float
-    #: The daemon's resident memory.
-    daemon_bytes: float
-    #: The server's `used_memory`.
-    redis_bytes: int
+    lost: int
+    #: Shard -> events in its stream; as before while its Redis is down.
+    expired: Mapping[str, int]
+    #: Endpoint -> events that its receivers have accepted.
+    accepted: Mapping[str, int]
+    #: Replica -> resident bytes; one that is down is left out.
+    memory: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -47,16 +41,13 @@ class LatencyStep:
 
 @dataclass(frozen=True)
 class Windows:
-    """
-    The spans of a run that are compared, (from, to) in seconds since its start. A window is one minute, in runs of
-    less than six minutes a sixth of the run; the first of them is warm-up and not used.
-    """
+    """The spans of a run that are compared, (from, to): the second half of its quiet start, and of its quiet end."""
 
     duration: float
 
     @property
     def length(self) -> float:
-        return min(60.0, self.duration / 6)
+        return calm(self.duration) / 2
 
     @property
     def first(self) -> tuple[float, float]:
@@ -66,35 +57,6 @@ class Windows:
     @property
     def last(self) -> tuple[float, float]:
         return self.duration - self.length, self.duration
-
-    @property
-    def last_tenth(self) -> tuple[float, float]:
-        return 0.9 * self.duration, self.duration
-
-
-@dataclass(frozen=True)
-class DaemonMetrics:
-    """What the soak wants of a daemon's /metrics. `resident_bytes` is NaN if the platform does not report it."""
-
-    resident_bytes: float
-    expired: int
-    due_entries: int
-    oldest_due_seconds: float
-
-
-def read_metrics(daemon: Daemon) -> DaemonMetrics:
-    """Read them in one request. Raises OSError if the daemon does not answer."""
-    values = {
-        (sample.name, sample.labels.get("outcome")): sample.value
-        for family in text_string_to_metric_families(daemon.get("/metrics")[1])
-        for sample in family.samples
-    }
-    return DaemonMetrics(
-        values.get(("process_resident_memory_bytes", None), math.nan),
-        int(values.get(("sweeperd_candidates_total", "expired"), 0)),
-        int(values.get(("sweeperd_due_entries", None), 0)),
-        values.get(("sweeperd_oldest_due_seconds", None), 0.0),
-    )
 
 
 def within(points: Iterable[tuple[float, float]], window: tuple[float, float]) -> list[float]:
@@ -119,16 +81,3 @@ def latency_steps(calls: Sequence[LedgerCall], step: float) -> list[LatencyStep]
             )
         )
     return steps
-
-
-def thinned(samples: Sequence[Sample], step: float) -> list[Sample]:
-    """The first sample of each `step` seconds."""
-    return [next(group) for _, group in groupby(samples, lambda sample: sample.at // step)]
-
-
-def rates(samples: Sequence[Sample], name: str) -> list[tuple[float, float]]:
-    """(middle of the span, growth a second) of the count `name` from each sample to the next."""
-    return [
-        ((one.at + two.at) / 2, (getattr(two, name) - getattr(one, name)) / (two.at - one.at))
-        for one, two in pairwise(samples)
-    ]

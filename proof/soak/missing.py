@@ -1,4 +1,4 @@
-"""Where the events are that an endpoint was due and has not accepted."""
+"""Finds the events that an endpoint was due and has not accepted."""
 
 from collections import Counter
 from collections.abc import Collection

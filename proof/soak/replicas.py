@@ -1,4 +1,4 @@
-"""The daemons of a chaos soak: they can be killed, paused, reloaded, and have a clock of their own."""
+"""Runs the daemons of a soak, which can be killed, paused and reloaded, and whose clocks can be moved."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The faults of a chaos soak, and the schedule of them: a function of seed and duration, and of nothing else."""
+"""Draws the faults of a chaos soak from seed and duration."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

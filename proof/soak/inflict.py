@@ -10,9 +10,9 @@ from datetime import datetime
 
 import redis
 
-from proof.soak.chaos.faults import Fault, FaultType
-from proof.soak.chaos.replicas import CLOCK_EVERY, OBEY_LIMIT, Replica
-from proof.soak.chaos.stage import ShardStage, Stage
+from proof.soak.faults import Fault, FaultType
+from proof.soak.replicas import CLOCK_EVERY, OBEY_LIMIT, Replica
+from proof.soak.stage import ShardStage, Stage
 from tests.support.harness import command, eventually
 
 #: How far a clock must be off to count as skewed, hours.

@@ -1,4 +1,4 @@
-"""All that runs during a chaos soak: two Redis servers, three replicas, the receivers, and the file of settings."""
+"""Starts what a soak needs: two Redis servers, three replicas, the receivers, and the file of settings."""
 
 import contextlib
 import os
@@ -11,9 +11,9 @@ from typing import Any
 
 import redis
 
-from proof.soak.chaos.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
-from proof.soak.chaos.receivers import Inbox, Receiver, accepts, failing, hanging
-from proof.soak.chaos.replicas import Replica
+from proof.soak.faults import BATCHES, FAILS, HANGS, MOVES, REPLICAS, SHARDS
+from proof.soak.receivers import Behaviour, Inbox, Receiver, accepts, failing, hanging
+from proof.soak.replicas import Replica
 from sweeperd.config import RedisSettings
 from sweeperd.ledger import Ledger
 from sweeperd.store import Shard, streams
@@ -105,13 +105,15 @@ class ShardStage:
 
 
 class Stage:
-    """Everything, by name. Threads may share it."""
+    """Everything, by name. Threads may share it. Without a seed every receiver accepts."""
 
-    def __init__(self, binary: Binary, seed: int, directory: Path) -> None:
+    def __init__(self, binary: Binary, seed: int | None, directory: Path) -> None:
         self.began = time.monotonic()
         self.shards = {name: ShardStage(name, binary) for name in SHARDS}
         self.inboxes = {name: Inbox() for name in (BATCHES, FAILS, HANGS, MOVES)}
-        behaviours = {BATCHES: accepts, FAILS: failing(seed), HANGS: hanging, MOVES: accepts}
+        behaviours: dict[str, Behaviour] = dict.fromkeys(self.inboxes, accepts)
+        if seed is not None:
+            behaviours |= {FAILS: failing(seed), HANGS: hanging}
         self._receivers = {name: [Receiver(self.inboxes[name], behaviours[name], self.began)] for name in behaviours}
         self._writing = threading.Lock()
         self._batch_size = 1000
@@ -174,7 +176,7 @@ class Stage:
 
 
 @contextlib.contextmanager
-def stage(binary: Binary, seed: int, directory: Path) -> Iterator[Stage]:
+def stage(binary: Binary, seed: int | None, directory: Path) -> Iterator[Stage]:
     """Everything runs while the block lasts. Raises RuntimeError or AssertionError if a process does not start."""
     built = Stage(binary, seed, directory)
     try:

@@ -1,15 +1,14 @@
-"""The receivers of a chaos soak: each behaves in its own way, and counts what it has accepted."""
+"""Receives webhooks: each receiver behaves in its own way, and counts what it has accepted."""
 
 import json
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from random import Random
 from typing import Any
-
-from proof.soak.receiver import Listener
 
 #: How a receiver treats a request: it accepts it, refuses it, or leaves it without an answer.
 ACCEPT, REFUSE, HANG = 200, 503, 0
@@ -101,8 +100,8 @@ class Inbox:
             return dict(self._reservations)
 
 
-class Receiver(Listener):
-    """One receiver of an endpoint; all of them share its inbox."""
+class Receiver:
+    """One receiver of an endpoint, on a free port of loopback. All receivers of an endpoint share its inbox."""
 
     def __init__(self, inbox: Inbox, behave: Behaviour, began: float) -> None:
         """`began`: the start of the soak, seconds on the monotonic clock."""
@@ -111,14 +110,19 @@ class Receiver(Listener):
         self._behave = behave
         self._began = began
         self._closing = threading.Event()
-        super().__init__()
+        self._server = _Server(("127.0.0.1", 0), self._handler())
+        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}/hook"
 
     def recover(self) -> None:
         """Accept everything from now on."""
         self._behave = accepts
 
-    def answer(self, headers: Mapping[str, str], body: bytes) -> int:
-        """Count it, and treat it as this receiver does."""
+    def answer(self, body: bytes) -> int:
+        """Count the request. Returns its status; HANG: hang up without an answer."""
         sent = json.loads(body)
         status = self._behave(time.monotonic() - self._began)
         self.requests += 1
@@ -130,4 +134,34 @@ class Receiver(Listener):
     def close(self) -> None:
         """End; requests that hang are let go."""
         self._closing.set()
-        super().close()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has a self of its own
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                length = int(self.headers["Content-Length"])
+                body = self.rfile.read(length)
+                # The body is shorter if the sender has died meanwhile.
+                status = receiver.answer(body) if len(body) == length else 0
+                if not status:
+                    self.close_connection = True
+                    return
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing."""
+
+        return Handler
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A killed sender is not an error here."""

@@ -10,20 +10,18 @@ compared.
 import functools
 import hashlib
 import json
-import mmap
 import os
 import re
-import shutil
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import redis
+
+from tests.support.host import ServerClock
 
 #: `{"at", "server", "connection", "command", "reply"}`, or `{"at", "server", "event"}`: `copy`, `fail-over`, `flush`.
 Row = dict[str, Any]
@@ -196,33 +194,6 @@ class Comparison:
             yield f"  {count:6} {name}"
 
 
-class Clock:
-    """The time of day of a server process, in a file of which `clock.c` is the other side."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path, self._library = directory / "clock", directory / "clock.so"
-        self._path.write_bytes(bytes(8))
-        compiler = shutil.which("cc") or "cc"
-        source = str(Path(__file__).with_name("clock.c"))
-        command = [compiler, "-shared", "-fPIC", "-O1", "-o", str(self._library), source]
-        subprocess.run(command, check=True)
-        with self._path.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), 8)
-
-    def set(self, seconds: float) -> None:
-        """Seconds since the epoch."""
-        self._page[:8] = round(seconds * 1e6).to_bytes(8, "little")
-
-    @contextmanager
-    def given(self) -> Iterator[None]:
-        """Processes that are started meanwhile live by this clock."""
-        os.environ |= {"LD_PRELOAD": str(self._library), "SIMULATED_CLOCK": str(self._path)}
-        try:
-            yield
-        finally:
-            del os.environ["LD_PRELOAD"], os.environ["SIMULATED_CLOCK"]
-
-
 class Target:
     """One real server in the place of a simulated one."""
 
@@ -269,7 +240,7 @@ class SimpleText(Exception):
     """An error by its text."""
 
 
-def replay(rows: Iterator[Row], clock: Clock, targets: dict[str, Target]) -> Comparison:
+def replay(rows: Iterator[Row], clock: ServerClock, targets: dict[str, Target]) -> Comparison:
     """Send each command, in order, at its time."""
     done = Comparison()
     opaque: dict[str, str] = {}
@@ -302,7 +273,7 @@ def main(path: str) -> int:
     os.environ["SWEEPERD_TEST_SERVERS"] = os.pathsep.join([os.environ.get("SWEEPERD_TEST_SERVERS", ""), valkey or ""])
     differ = False
     with tempfile.TemporaryDirectory() as directory:
-        clock = Clock(Path(directory))
+        clock = ServerClock(Path(directory), "SERVER_CLOCK")
         for binary in binaries():
             clock.set(rows[0]["at"])
             with clock.given():

@@ -1,8 +1,6 @@
 """The host's clock is hours off: nothing expires early, nothing late, and receivers accept what they get."""
 
-import mmap
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ import redis
 from standardwebhooks import Webhook
 
 from tests.support.harness import daemon, environment, eventually, reserve, server_time
+from tests.support.host import ServerClock
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Binary, Server
 
@@ -54,42 +53,27 @@ def test_the_host_is_two_hours_off(skew: str, server: Server, client: redis.Redi
 
 HOURS = 2 * 3600
 
-
-class SettableServer(Server):
-    """Its clock is ahead of the host's by `ahead` seconds."""
-
-    def __init__(self, binary: Binary, directory: Path) -> None:
-        super().__init__(binary)
-        self._library, path = directory / "clock.so", directory / "ahead"
-        path.write_bytes(bytes(8))
-        source = str(Path(__file__).with_name("clock.c"))
-        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(self._library), source], check=True)
-        with path.open("r+b") as file:
-            self._page = mmap.mmap(file.fileno(), 8)
-        self.environment = {"LD_PRELOAD": str(self._library), "CLOCK_AHEAD": str(path)}
-
-    def set_ahead(self, seconds: int) -> None:
-        self._page[:8] = (seconds * 1_000_000).to_bytes(8, "little")
+Settable = tuple[Server, ServerClock]
 
 
 @pytest.fixture
-def settable(redis_binary: Binary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SettableServer]:
+def settable(redis_binary: Binary, tmp_path: Path) -> Iterator[Settable]:
     """A server whose clock can be set."""
     if shutil.which("cc") is None:
         pytest.skip("no C compiler for the clock of the server")
-    server = SettableServer(redis_binary, tmp_path)
-    server.set_ahead(HOURS)
-    with monkeypatch.context() as patch:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
+    server, clock = Server(redis_binary), ServerClock(tmp_path, "CLOCK_AHEAD")
+    clock.set(HOURS)
+    with clock.given():
         server.start()
-    yield server
+    yield server, clock
     server.close()
 
 
-def test_the_clock_of_redis_is_set_back_while_no_daemon_runs(settable: SettableServer, tmp_path: Path) -> None:
+def test_the_clock_of_redis_is_set_back_while_no_daemon_runs(
+    settable: tuple[Server, ServerClock], tmp_path: Path
+) -> None:
     """A process dies in a request and with its lease, an event waits, and the receiver has asked for a pause."""
-    server = settable
+    server, clock = settable
     answers = {"in hand": Answer(delay=8), "muted": Answer(status=503, headers={"Retry-After": "2"})}
     with redis.Redis.from_url(server.url) as client, Receiver(lambda *_: Answer(status=500)) as receiver:
         assert server_time(client) > (time.time() + 7000) * 1000
@@ -107,7 +91,7 @@ def test_the_clock_of_redis_is_set_back_while_no_daemon_runs(settable: SettableS
             eventually(lambda: client.hexists("sweeperd:endpoints", "hook"))
             running.kill()
         client.set("sweeperd:lease:sweep", "dead-1-0123456789abcdef:15000", px=15_000)
-        server.set_ahead(0)
+        clock.set(0)
         eventually(lambda: server_time(client) < (time.time() + 7000) * 1000)
         receiver.behaviour = lambda *_: Answer()
         reserve(client, ["after"])

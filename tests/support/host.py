@@ -1,7 +1,11 @@
-"""What the machine gives to tests and measurements: CPU time, and a clock that can be set."""
+"""What the machine gives to tests and measurements: CPU time, and clocks that can be set."""
 
+import mmap
+import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,3 +38,32 @@ def fake_clock() -> str:
         return ""
     line = ["faketime", "-m", "-f", "+0", "printenv", "LD_PRELOAD"]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
+class ServerClock:
+    """
+    The clock of server processes, set from here; `clock.c` is the other side. `SERVER_CLOCK`: microseconds since the
+    epoch. `CLOCK_AHEAD`: how far the wall clock is ahead of the host's. Needs `cc`.
+    """
+
+    def __init__(self, directory: Path, variable: str) -> None:
+        library, path = directory / "clock.so", directory / "clock"
+        path.write_bytes(bytes(8))
+        source = Path(__file__).with_name("clock.c")
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(source)], check=True)
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 8)
+        self._environment = {"LD_PRELOAD": str(library), variable: str(path)}
+
+    def set(self, seconds: float) -> None:
+        self._page[:8] = round(seconds * 1e6).to_bytes(8, "little")
+
+    @contextmanager
+    def given(self) -> Iterator[None]:
+        """Processes that are started in this block live by this clock."""
+        os.environ |= self._environment
+        try:
+            yield
+        finally:
+            for name in self._environment:
+                del os.environ[name]

@@ -1,1 +1,1 @@
-"""The kit: proves on an embedded Redis that a configured kind neither loses nor invents anything."""
+"""Proves on a temporary Redis that a configured kind neither loses nor invents anything."""

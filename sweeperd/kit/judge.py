@@ -1,91 +1,73 @@
-"""What a property of the kit is, how a run is judged, and how a failure is made small."""
+"""Judges one run of a kind's script."""
 
 import json
-import re
-import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import redis
 
 from sweeperd.config.kinds import any_match
-from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, World, normal
-from sweeperd.kit.samples import DEADLINE, Content, Sample, counter_keys, filled
+from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, Snapshot, normal
+from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
 from sweeperd.sweep.kind import PROTECTED, Decision, Outcome
 from sweeperd.text import decode, strings, whole
 
-#: The longest search for a smaller entry, seconds.
-LIMIT = 2.0
-#: The line number of the script in an error of Redis.
-_LINE = re.compile(r"user_script:\s*(\d+)")
-#: The outcomes after which the entry is still in the index.
+#: The outcomes that leave the entry in the index.
 _STAYING = (Outcome.IN_GRACE, Outcome.NOT_DUE, Outcome.HELD)
 _MARKS = (b"quarantined_at", b"quarantine_reason", b"quarantine_detail")
 
 
 @dataclass(frozen=True)
 class Failure:
-    """An input that breaks a property, and how."""
+    """An input that breaks a property."""
 
     sample: str
     problem: str
-    #: The smallest entry found to break the property in the same way, JSON; and the guilty line of the script, if named
-    #: by the server.
+    #: The smallest entry that fails in the same way, as JSON, and the line of the script that the server names.
     entry: str = ""
     line: str = ""
 
     @property
     def report(self) -> list[str]:
-        """The failure for people, in lines."""
         more = ((name, text) for name, text in (("entry", self.entry), ("line", self.line)) if text)
         return [f"input: {self.sample}", self.problem, *(f"{name}: {text}" for name, text in more)]
 
 
-#: A property returns None if it holds.
+#: Returns None if the property holds.
 Property = Callable[[Lab, Sample], Failure | None]
 
 
-def problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: World) -> str:
+def find_problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: Snapshot) -> str:
     """
-    The fault of the last run; empty if there is none. `before`: the world before the run, which is compared with all of
-    Redis after the run. The permitted differences follow from the outcome and the settings alone, not from the script.
+    What the last run did wrong, or "". All of Redis is compared with `before`, and only the outcome and the settings
+    permit a difference, so a bug in the script cannot hide itself.
     """
-    after = lab.world(sample)
+    after = lab.snapshot(sample)
     if isinstance(result, redis.RedisError):
-        changed = after.changed_since(before)
-        if changed:
+        if changed := after.changed_since(before):
             return f"an error, and {names(changed)} changed: {result}"
-        return (
-            f"an error, and a message was sent: {result}"
-            if after.messages != before.messages
-            else f"an error: {result}"
-        )
-    return next(_Judged(lab, sample, result, before, after).problems(), "")
-
-
-def is_error(found: str) -> bool:
-    """True if the problem is an error and nothing has changed."""
-    return found.startswith("an error: ")
+        sent = ", and a message was sent" if after.messages != before.messages else ""
+        return f"an error{sent}: {result}"
+    return next(_Judgement(lab, sample, result, before, after).problems(), "")
 
 
 def names(keys: set[bytes]) -> str:
-    """Keys as a report names them."""
     return ", ".join(sorted(decode(key) for key in keys))
 
 
 @dataclass(frozen=True)
-class _Judged:
-    """A run of the script with its reply."""
+class _Judgement:
+    """A run of the script, with its reply and Redis before and after."""
 
     lab: Lab
     sample: Sample
     result: Decision
-    before: World
-    after: World
+    before: Snapshot
+    after: Snapshot
 
     def problems(self) -> Iterator[str]:
-        """The faults, the gravest first."""
+        """The gravest first."""
         yield from self._event()
         yield from self._index()
         yield from self._protection()
@@ -108,12 +90,12 @@ class _Judged:
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        """The hash before."""
+        """The hash before the run."""
         fields: dict[bytes, bytes] = self.before.of(self._key, "hash")
         return fields
 
     def _in_time(self, value: Any) -> bool:
-        """True if the value is the time of the run, ms."""
+        """Whether the value is the time of the run."""
         number = whole(value) if isinstance(value, bytes) else value
         return number is not None and self.lab.moment[0] <= number <= self.lab.moment[1]
 
@@ -121,8 +103,8 @@ class _Judged:
         return whole(fields.get(self.lab.settings.deadline.encode(), b""))
 
     def _members(self, key: bytes) -> tuple[Any, Any, bool]:
-        """The entry's score before and after; True if all other members are unchanged."""
-        then, now = (dict(world.of(key, "zset")) for world in (self.before, self.after))
+        """The entry's score before and after, and whether all other members are unchanged."""
+        then, now = (dict(snapshot.of(key, "zset")) for snapshot in (self.before, self.after))
         scores = then.pop(self._entry, None), now.pop(self._entry, None)
         return *scores, then == now
 
@@ -141,14 +123,14 @@ class _Judged:
             yield from self._put_off(now)
 
     def _put_off(self, score: float) -> Iterator[str]:
-        """If the hash has a deadline to come, it is right. Else the entry waits, or hash and index are extended."""
+        """The index follows a future deadline in the hash; else the entry waits, or the script extended both."""
         since, until = self.lab.moment
         fields = self.after.of(self._key, "hash")
         then, now = self._deadline(self._fields), self._deadline(fields)
         if (then != now or (then is not None and then > until)) and score != now:
-            yield f"not due, and the index says {score:.0f} in place of {now}"
+            yield f"not due, and the index says {score:.0f} instead of {now}"
         if score < since:
-            yield f"not due, and the index says {score:.0f}, which is over"
+            yield f"not due, and the index says {score:.0f}, which has passed"
         settings = self.lab.settings
         longest = settings.unless_recheck_ms if self._stays else settings.max_wait_ms
         if then == now and then is not None and then < since and score > until + longest:
@@ -156,12 +138,12 @@ class _Judged:
 
     @property
     def _stays(self) -> bool:
-        """True if the reply says that the entry is protected."""
+        """Whether the reply says that the entry is protected."""
         return self.result.outcome is Outcome.NOT_DUE and self.result.detail == PROTECTED
 
     @property
     def _guarded(self) -> bool:
-        """True if `unless` protected the entry before the run, by the settings alone."""
+        """Whether `unless` protected the entry before the run, judged by the settings alone."""
         settings, fields = self.lab.settings, {_text(name): _text(value) for name, value in self._fields.items()}
         if settings.unless_key is None:
             return bool(settings.unless_values) and settings.unless_values.items() <= fields.items()
@@ -171,7 +153,7 @@ class _Judged:
             return False
 
     def _protection(self) -> Iterator[str]:
-        """A protected entry stays, and is noted from the end of its grace on; no other entry is noted."""
+        """A protected entry stays, and is recorded from the end of its grace on; no other entry is recorded."""
         key, outcome, settings = self.lab.kind.protected, self.result.outcome, self.lab.settings
         if key is None:
             return
@@ -183,9 +165,9 @@ class _Judged:
         if self._stays:
             _, score, _ = self._members(self.lab.kind.index)
             if not self._guarded:
-                yield "it is called protected, and `unless` protects it not"
+                yield "the reply says protected, but `unless` does not protect it"
             if now != end:
-                yield f"it is protected since {end}, and noted since {now}"
+                yield f"it is protected since {end}, and recorded since {now}"
             if last is not None and (score is None or score > last or self.lab.moment[0] >= last):
                 yield f"it is protected beyond {last}, the end of unless_max"
             return
@@ -204,7 +186,7 @@ class _Judged:
             if now != then:
                 yield f"{outcome}, and its entry in the quarantine changed"
         elif now is None:
-            yield "a quarantine that holds no entry"
+            yield "quarantined, and not in the quarantine"
         elif not self._in_time(now):
             yield f"quarantined now, and the quarantine says {now:.0f}"
 
@@ -218,11 +200,11 @@ class _Judged:
         if outcome is Outcome.QUARANTINED and expected:
             at, reason, detail = (fields.pop(name, None) for name in _MARKS)
             if not self._in_time(at):
-                yield "a quarantine without its time in the hash"
+                yield "quarantined without its time in the hash"
             if reason is None or decode(reason) != self.result.detail:
-                yield "a quarantine without its reason in the hash"
+                yield "quarantined without its reason in the hash"
             if detail is None or decode(detail) != self.result.why:
-                yield "a quarantine without its exact cause in the hash"
+                yield "quarantined without its exact cause in the hash"
             expected = {name: value for name, value in expected.items() if name not in _MARKS}
         elif outcome is Outcome.NOT_DUE:
             deadline = settings.deadline.encode()
@@ -248,14 +230,14 @@ class _Judged:
         if not (marks.items() <= fields.items() and expired_at is not None):
             yield "expired, and the hash does not say so"
         if not self._in_time(expired_at):
-            yield "expired, and the hash has another time for it"
+            yield "expired, and the hash has another time"
         if fields != {name: value for name, value in (self._fields | marks).items() if name != b"expired_at"}:
             yield "expired, and other fields of the hash changed"
         if not retention - SLACK_MS <= self.after.ttls[self._key] <= retention:
-            yield "expired, and the hash has no TTL, or another one than its retention"
+            yield "expired, and the hash has no TTL or one that differs from its retention"
 
     def _event(self) -> Iterator[str]:
-        then, now = (world.of(self.lab.keys.events, "stream") for world in (self.before, self.after))
+        then, now = (snapshot.of(self.lab.keys.events, "stream") for snapshot in (self.before, self.after))
         count = len(now) - len(then)
         if now[: len(then)] != then:
             yield f"{self.result.outcome}, and an earlier event is gone"
@@ -282,9 +264,9 @@ class _Judged:
             yield f"an event with another time: expired_at is {decode(expired_at)}"
         for name in sorted(expected.keys() | event.keys()):
             if (found := event.get(name)) != (due := expected.get(name)):
-                yield f"an event with {decode(name)} = {_shown(found)} in place of {_shown(due)}"
+                yield f"an event with {decode(name)} = {_shown(found)} instead of {_shown(due)}"
         if self.result.tenant != tenant:
-            yield f"a reply with the tenant {_shown(self.result.tenant)} in place of {_shown(tenant)}"
+            yield f"a reply with the tenant {_shown(self.result.tenant)} instead of {_shown(tenant)}"
         end = int(deadline) + settings.grace_ms if deadline.isdigit() else 0
         if self.lab.kind.protected and self._entry in self.before.of(self.lab.kind.protected, "zset"):
             end = min(max(end, int(self.before.of(self.lab.kind.index, "zset")[self._entry])), self.lab.moment[1])
@@ -294,26 +276,25 @@ class _Judged:
         if settings.script is None:
             names_ = [name.encode() for name in settings.event]
             if data != {name: fields[name] for name in names_ if name in fields}:
-                yield f"an event with other fields than those of the hash: {_shown(data)}"
+                yield f"an event whose fields differ from those of the hash: {_shown(data)}"
 
     def _missing(self, text: bytes) -> Iterator[str]:
-        """The keys named as missing by the event and the reply."""
         try:
             missing = strings(text)
         except ValueError:
-            yield f"an event with missing = {_shown(text)}, which is no list of keys"
+            yield f"an event with missing = {_shown(text)}, which is not a list of keys"
             return
         if tuple(map(decode, missing)) != self.result.missing:
-            yield "an event and a reply that name other keys as missing"
+            yield "an event and a reply that disagree about the missing keys"
         prefix, settings = self.lab.keys.prefix, self.lab.settings
         if there := {name for name in missing if prefix + name in self.before.contents}:
-            yield f"{names(there)} is there, and named as missing"
+            yield f"{names(there)} exists, and is reported as missing"
         if settings.script is None:
             fields = {_text(name): _text(value) for name, value in self._fields.items()}
             keys = set(map(self.lab.named, counter_keys(settings, fields, self.sample.id)))
             gone = {key.removeprefix(prefix) for key in keys if key not in self.before.contents}
             if gone != set(missing):
-                yield f"{names(gone ^ set(missing))} is missing, and the event does not say so"
+                yield f"the event does not report exactly the missing keys: {names(gone ^ set(missing))}"
 
     def _other_keys(self) -> Iterator[str]:
         own = _own_keys(self.lab, self.sample)
@@ -346,47 +327,47 @@ class _Judged:
 
 
 def _own_keys(lab: Lab, sample: Sample) -> set[bytes]:
-    """The keys that the script may write for itself."""
+    """The keys that the script may always write."""
     kind = lab.kind
     more = {kind.protected} if kind.protected else set[bytes]()
     return {lab.hash_key(sample.id.encode()), kind.index, kind.quarantine, lab.keys.events} | more
 
 
-def stated(lab: Lab, sample: Sample, before: World) -> str:
-    """The difference from the sample's `after`; empty if there is none."""
+def compare_after(lab: Lab, sample: Sample, before: Snapshot) -> str:
+    """The first difference from the sample's `after`, or ""."""
     return next(_differing(lab, sample, before), "")
 
 
-def _differing(lab: Lab, sample: Sample, before: World) -> Iterator[str]:
-    now, said = lab.world(sample), sample.after
+def _differing(lab: Lab, sample: Sample, before: Snapshot) -> Iterator[str]:
+    now, said = lab.snapshot(sample), sample.after
     own = _own_keys(lab, sample)
     others = now.changed_since(before) - own
     if said is None:
         silent = not others and now.messages == before.messages
         if sample.outcome == "expired" and silent and lab.settings.script is not None and lab.settings.write_patterns:
-            yield "it expired and gave nothing back; if this is right, say so with `after`"
+            yield "it expired and gave nothing back; if that is intended, add an `after` that says so"
         return
     fields: dict[bytes, bytes] = now.of(lab.hash_key(sample.id.encode()), "hash")
     if said.hash is None and fields:
-        yield "the hash is there, and should not be"
+        yield "the hash still exists"
     for name, value in (said.hash or {}).items():
         if (found := fields.get(name.encode())) != (None if value is None else value.encode()):
-            yield f"{name} is {_shown(found)} in place of {_shown(value)}"
+            yield f"{name} is {_shown(found)} instead of {_shown(value)}"
     for key, content in said.keys.items():
         expected = None if content is None else normal(*next(iter(content.items())))
         if (there := now.contents.get(lab.named(key))) != expected:
-            yield f"{key} is {_shown(there)} in place of {_shown(expected)}"
+            yield f"{key} is {_shown(there)} instead of {_shown(expected)}"
     if unnamed := others - {lab.named(key) for key in said.keys}:
         yield f"{names(unnamed)} changed, and `after` does not name it"
     if said.event is not None:
         events = now.of(lab.keys.events, "stream")[len(before.of(lab.keys.events, "stream")) :]
         data = [{k[5:]: v for k, v in event.items() if k.startswith(b"data.")} for _, event in events]
         if data != [{name.encode(): value.encode() for name, value in said.event.items()}]:
-            yield f"the event has {_shown(data[0] if data else None)} in place of {_shown(said.event)}"
+            yield f"the event has {_shown(data[0] if data else None)} instead of {_shown(said.event)}"
     if said.messages is not None:
         sent = now.messages[len(before.messages) :]
         if sent != tuple((channel.encode(), text.encode()) for channel, text in said.messages):
-            yield f"the messages are {_shown(sent)} in place of {_shown(said.messages)}"
+            yield f"the messages are {_shown(sent)} instead of {_shown(said.messages)}"
 
 
 def _text(value: bytes) -> str:
@@ -394,7 +375,6 @@ def _text(value: bytes) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value as a report shows it: bytes as text."""
     if value is None:
         return "nothing"
     text = json.dumps(_readable(value), ensure_ascii=False, default=str)
@@ -414,7 +394,7 @@ def _readable(value: Any) -> Any:
     return value
 
 
-def attempt(lab: Lab, sample: Sample, about: str) -> Failure | None:
+def load_and_judge(lab: Lab, sample: Sample, about: str) -> Failure | None:
     """Load the sample, run, and judge."""
     lab.load(sample)
     return judge(lab, sample, about)
@@ -422,36 +402,36 @@ def attempt(lab: Lab, sample: Sample, about: str) -> Failure | None:
 
 def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
     """
-    Run with the loaded sample, and judge: nothing in part, the books hold, and a second run changes nothing. `errors`:
-    an error is right if nothing has changed.
+    Run the loaded sample and judge: nothing moves in part, the books balance, and a second run changes nothing. With
+    `errors`, an error that changes nothing is fine.
     """
-    before = lab.world(sample)
+    before = lab.snapshot(sample)
     result = lab.run(sample.id.encode(), **run)
-    found = problem(lab, sample, result, before)
-    if errors and is_error(found):
+    found = find_problem(lab, sample, result, before)
+    if errors and found.startswith("an error: "):
         return None
     if not found and isinstance(result, Decision) and result.outcome is Outcome.EXPIRED:
         found = _again(lab, sample)
     return Failure(about, found) if found else None
 
 
-def outcome_is(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: Any) -> Failure | None:
-    """Run with the loaded sample, and judge: one of these outcomes, and no other change than the outcome's."""
-    before = lab.world(sample)
+def expect(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: Any) -> Failure | None:
+    """Run the loaded sample and judge: one of these outcomes, and no change beyond what it permits."""
+    before = lab.snapshot(sample)
     result = lab.run(sample.id.encode(), **run)
-    found = problem(lab, sample, result, before)
+    found = find_problem(lab, sample, result, before)
     if not found and isinstance(result, Decision) and result.outcome not in outcomes:
         wanted = " or ".join(outcomes) if len(outcomes) < 3 else "any other outcome"
-        found = f"{result.outcome} in place of {wanted}: {result.detail} {result.why}".rstrip(": ")
+        found = f"{result.outcome} instead of {wanted}: {result.detail} {result.why}".rstrip(": ")
     return Failure(about, found) if found else None
 
 
 def _again(lab: Lab, sample: Sample) -> str:
-    """The changes made by a second run of an expired entry, with the index entry back in place."""
-    before = lab.world(sample)
+    """What a second run of an expired entry changes after its index entry is restored, or ""."""
+    before = lab.snapshot(sample)
     lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
     result = lab.run(sample.id.encode())
-    after = lab.world(sample)
+    after = lab.snapshot(sample)
     changed = after.changed_since(before)
     ended = isinstance(result, Decision) and result.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND)
     if ended and not changed and after.messages == before.messages:
@@ -459,83 +439,5 @@ def _again(lab: Lab, sample: Sample) -> str:
     return f"a second run changed {names(changed)}: {result if isinstance(result, Exception) else result.outcome}"
 
 
-def first(failures: Iterable[Failure | None]) -> Failure | None:
-    """The first failure, if there is one; later inputs are not tried."""
-    return next(filter(None, failures), None)
-
-
-def short(value: str | None) -> str:
-    """A value in the form for a report."""
+def abbreviated(value: str | None) -> str:
     return "nothing" if value is None else repr(value if len(value) <= 40 else value[:37] + "...")
-
-
-def explained(lab: Lab, holds: Property, sample: Sample, failure: Failure) -> Failure:
-    """The failure of the smallest entry, with the entry and the line of the script."""
-    until = time.monotonic() + LIMIT
-    smaller: tuple[Sample, Failure] | None = (sample, failure)
-    while smaller is not None:
-        sample, failure = smaller
-        smaller = next(_smaller(lab, holds, sample, failure, until), None)
-    entry = {"id": sample.id, "hash": sample.hash, "keys": sample.keys}
-    return replace(failure, entry=json.dumps(entry, ensure_ascii=False), line=_line(lab.text, failure.problem))
-
-
-def _smaller(
-    lab: Lab, holds: Property, sample: Sample, failure: Failure, until: float
-) -> Iterator[tuple[Sample, Failure]]:
-    """Smaller samples that fail in the same way."""
-    for candidate in _candidates(lab, sample):
-        if time.monotonic() > until:
-            return
-        found = holds(lab, candidate)
-        if found is not None and _kind(found) == _kind(failure):
-            yield candidate, found
-
-
-def _kind(failure: Failure) -> str:
-    """The problem without its numbers."""
-    return re.sub(r"\d+", "", failure.problem)
-
-
-def _candidates(lab: Lab, sample: Sample) -> Iterator[Sample]:
-    """The sample with one thing less, or with a smaller number. The values after its expiry are not known then."""
-    sample = replace(sample, after=None)
-    for key in sample.keys:
-        yield replace(sample, keys={name: content for name, content in sample.keys.items() if name != key})
-    for field in sample.hash:
-        if field != lab.settings.deadline:
-            yield sample.changed(field, None)
-    for key, content in sample.keys.items():
-        for less in _less(content):
-            yield replace(sample, keys=sample.keys | {key: less})
-    for field, value in sample.hash.items():
-        if field != lab.settings.deadline:
-            yield from (sample.changed(field, number) for number in _smaller_numbers(value))
-
-
-def _less(content: Content) -> Iterator[Content]:
-    """A key with one field or member less, or with a smaller number."""
-    ((type_, value),) = content.items()
-    if type_ == "string":
-        yield from ({type_: number} for number in _smaller_numbers(str(value)))
-    elif type_ in ("hash", "zset"):
-        for name in value if len(value) > 1 else ():
-            yield {type_: {other: held for other, held in value.items() if other != name}}
-        for name, held in value.items() if type_ == "hash" else ():
-            yield from ({type_: value | {name: number}} for number in _smaller_numbers(str(held)))
-    else:
-        for place in range(len(value)) if len(value) > 1 else ():
-            yield {type_: [*value[:place], *value[place + 1 :]]}
-
-
-def _smaller_numbers(text: str) -> Iterator[str]:
-    if text.isascii() and text.isdigit() and len(text) < 20:
-        number = int(text)
-        yield from (str(less) for less in dict.fromkeys((0, 1, number // 2, number - 1)) if 0 <= less < number)
-
-
-def _line(text: str, problem: str) -> str:
-    """The line named by an error of Redis, with its number; empty if there is none."""
-    named = _LINE.search(problem)
-    lines = text.splitlines()
-    return f"{named[1]}: {lines[int(named[1]) - 1].strip()}" if named and int(named[1]) <= len(lines) else ""

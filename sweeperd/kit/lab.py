@@ -1,4 +1,4 @@
-"""A kind on an embedded Redis: load a sample, run the script, and see all changes."""
+"""Runs a kind's script on a temporary Redis, and reads everything that it changed."""
 
 import functools
 import re
@@ -17,62 +17,57 @@ from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Decision
 
-#: The books that no expiry may change, read by a function of the user.
+#: A function of the user that reads what no expiry may change.
 Books = Callable[["redis.Redis"], object]
 TRACE = "0" * 32
-#: The longest time of one run, seconds. Redis stops a script on request only after `lua-time-limit`, 5 s if not set.
-RUN_LIMIT = 3.0
-#: The longest time for Redis to stop a script, seconds.
-STOP_LIMIT = 5.0
-#: How far a TTL may have run down between two looks, ms.
+#: The time limits of a run and of stopping its script, seconds.
+RUN_LIMIT, STOP_LIMIT = 3.0, 5.0
+#: How far a TTL may run down between two snapshots, ms.
 SLACK_MS = 10_000
-#: A key under a name of no kind; and members of index and quarantine that no run may touch.
+#: A key and members of index and quarantine that no run may touch.
 BYSTANDER = b"prove:bystander"
 NEIGHBOURS = (b"!prove", b"~prove")
 _EMPTY: dict[str, Any] = {"hash": {}, "zset": {}, "stream": [], "set": frozenset(), "list": [], "string": b""}
 
 
 class NoEnd(Exception):
-    """A run of the script took longer than RUN_LIMIT, and was stopped."""
+    """A run exceeded RUN_LIMIT and was stopped."""
 
 
 @dataclass(frozen=True)
-class World:
-    """The content of every key, to compare."""
+class Snapshot:
+    """The content of every key."""
 
-    #: Name to type and content, and to the TTL in ms, negative if there is none.
+    #: Name -> type and content; name -> TTL in ms, negative without one.
     contents: Mapping[bytes, tuple[str, Any]]
     ttls: Mapping[bytes, int]
     books: tuple[object, ...]
-    #: The messages since the sample was loaded: channel and text.
+    #: Channel and text of each message since the sample was loaded.
     messages: tuple[tuple[bytes, bytes], ...]
 
-    def changed_since(self, before: "World") -> set[bytes]:
-        """The keys made, changed or removed, or whose TTL was set or taken away."""
+    def changed_since(self, before: "Snapshot") -> set[bytes]:
+        """The keys that were created, changed or removed, or whose TTL was."""
         names = self.contents.keys() | before.contents.keys()
         return {
             name
             for name in names
             if self.contents.get(name) != before.contents.get(name)
-            or _is_set(before.ttls.get(name, -1), self.ttls.get(name, -1))
+            or _ttl_changed(before.ttls.get(name, -1), self.ttls.get(name, -1))
         }
 
     def of(self, name: bytes, type_: str) -> Any:
-        """The content of a key, or an empty content if the key is absent or of another type."""
+        """The content of a key, empty if the key is missing or of another type."""
         held, content = self.contents.get(name, (type_, None))
         return _EMPTY[type_] if held != type_ or content is None else content
 
 
-def _is_set(before: int, now: int) -> bool:
-    """True if a TTL was set or taken away, and not only run down."""
+def _ttl_changed(before: int, now: int) -> bool:
+    """Whether a TTL was set or removed, instead of only running down."""
     return (before < 0) != (now < 0) or not before - SLACK_MS <= now <= before
 
 
 class Lab:
-    """
-    `script` replaces the text of the kind's script, for tests of the kit itself. `books` returns values that no expiry
-    may change, in addition to the books of the samples.
-    """
+    """A kind on a temporary Redis. `script` replaces the kind's script; `books` adds to the books of the samples."""
 
     def __init__(
         self,
@@ -89,8 +84,7 @@ class Lab:
         self.books = books
         self._messages: list[tuple[bytes, bytes]] = []
         self._listener: Any = None
-        #: The last run: the moments before and after its reading of the clock, ms; and how long an ended hash has to
-        #: stay, ms.
+        #: Of the last run: bounds of the time that the script read, and the TTL of an ended hash; ms.
         self.moment = (0, 0)
         self.retention = 0
         self.keys = Keys(prefix)
@@ -99,11 +93,10 @@ class Lab:
         self._script = Script("prove", self.text)
 
     def with_prefix(self, prefix: str) -> "Lab":
-        """The same kind and script, with a prefix before each key."""
         return Lab(self.client, self._all_settings, self.settings, self.text, prefix=prefix)
 
     def load(self, sample: Sample, *, more: int = 0) -> None:
-        """An empty Redis with this sample; with `more` copies under other ids."""
+        """Empty Redis and load this sample, with `more` copies under other ids."""
         self.client.flushall()
         pipeline = self.client.pipeline(transaction=False)
         pipeline.set(BYSTANDER, "untouched")
@@ -117,11 +110,11 @@ class Lab:
             pipeline.hset(self.hash_key(entry), mapping=sample.hash)
             pipeline.zadd(self.kind.index, {entry: DEADLINE})
         pipeline.execute()
-        self._heard()
+        self._collect_messages()
         self._messages.clear()
 
     def write(self, keys: dict[str, Content], client: Any = None) -> None:
-        """Writes these keys anew."""
+        """Replace these keys."""
         client = client or self.client
         for name, content in keys.items():
             ((type_, value),) = content.items()
@@ -134,11 +127,10 @@ class Lab:
 
     @staticmethod
     def entries(sample: Sample, more: int = 0) -> list[bytes]:
-        """The ids of the sample and of `more` like it."""
+        """The ids of the sample and its copies."""
         return [sample.id.encode(), *(f"{sample.id}-{number}".encode() for number in range(more))]
 
     def hash_key(self, entry: bytes) -> bytes:
-        """The entry's hash."""
         return self.kind.call(entry, TRACE).keys[0]
 
     def run(
@@ -150,10 +142,7 @@ class Lab:
         client: Any = None,
         proven: bool = True,
     ) -> Decision | redis.RedisError:
-        """
-        Run the script once, on a clock that stands still at `at`, if given; as a kind that is `proven` or not. Raises
-        NoEnd.
-        """
+        """Run the script once, with its clock fixed at `at` if given. Raises NoEnd."""
         call = self.kind.call(entry, TRACE, proven)
         script = self._script if at is None else _at_moment(self.text, at)
         self.retention = int(call.args[2])
@@ -173,15 +162,11 @@ class Lab:
             return redis.InvalidResponse(f"the script replied {reply!r}")
 
     def now(self) -> int:
-        """The server's clock, ms."""
         seconds, micros = self.client.time()
         return int(seconds) * 1000 + int(micros) // 1000
 
     def _stop(self) -> None:
-        """
-        Stop the running script, since other proofs may follow on this Redis. A script can be stopped: the code of a
-        user runs before the first write. Redis confirms at once, and stops the script a little later.
-        """
+        """Stop the script, so that Redis stays usable. SCRIPT KILL works, because user code runs before any write."""
         until = time.monotonic() + STOP_LIMIT
         while time.monotonic() < until:
             try:
@@ -191,18 +176,16 @@ class Lab:
                     return
             time.sleep(0.01)
 
-    def world(self, sample: Sample) -> World:
-        """Everything at this moment."""
-        read = sorted(self.client.eval(_WORLD, 0))
+    def snapshot(self, sample: Sample) -> Snapshot:
+        read = sorted(self.client.eval(_READ_ALL, 0))
         contents = {name: _as_read(type_.decode(), value) for name, type_, _, value in read}
         books: list[object] = [self._sum(group, contents) for group in sample.books]
         if self.books is not None:
             books.append(self.books(self.client))
-        self._heard()
-        return World(contents, {name: ttl for name, _, ttl, _ in read}, tuple(books), tuple(self._messages))
+        self._collect_messages()
+        return Snapshot(contents, {name: ttl for name, _, ttl, _ in read}, tuple(books), tuple(self._messages))
 
-    def _heard(self) -> None:
-        """Takes the messages sent until now. If the kind has no channel, nothing listens."""
+    def _collect_messages(self) -> None:
         if not self.settings.channels:
             return
         if self._listener is None:
@@ -216,7 +199,7 @@ class Lab:
                 self._messages.append((message["channel"], message["data"]))
 
     def _sum(self, group: tuple[str, ...], contents: Mapping[bytes, tuple[str, Any]]) -> int | None:
-        """None if a counter is absent or no number."""
+        """None if a counter is missing or not a number."""
 
         def held(counter: str) -> Any:
             key, _, field = counter.partition(" ")
@@ -231,7 +214,7 @@ class Lab:
             return None
 
     def counter(self, name: str) -> str:
-        """The value of a counter, "KEY FIELD" or "KEY"; empty if the counter is absent. Raises redis.ResponseError."""
+        """The value of a counter, "KEY FIELD" or "KEY", or "". Raises redis.ResponseError."""
         key, _, field = name.partition(" ")
         value = self.client.hget(self.named(key), field) if field else self.client.get(self.named(key))
         return "" if value is None else value.decode(errors="backslashreplace")
@@ -239,13 +222,13 @@ class Lab:
 
 @functools.cache
 def _at_moment(text: str, now: int) -> Script:
-    """The script with a clock that stands still in place of each reading of TIME."""
+    """The script with a fixed time instead of each call of TIME."""
     reading = f"({{'{now // 1000}', '{now % 1000 * 1000 + 999}'}})"
     return Script("prove", re.sub(r"\b[\w.]*call\('TIME'\)", reading, text))
 
 
 def normal(type_: str, value: Any) -> tuple[str, Any]:
-    """A type and its content, from Redis or from a sample, in the form of a world."""
+    """A type and its content in the form that snapshots compare."""
     match type_:
         case "hash":
             return type_, {_bytes(name): _bytes(held) for name, held in value.items()}
@@ -265,7 +248,6 @@ def _bytes(value: Any) -> bytes:
 
 
 def _as_read(type_: str, value: Any) -> tuple[str, Any]:
-    """A type and its content, from the reply of _WORLD, in the form of a world."""
     match type_:
         case "hash" | "zset":
             value = _paired(value)
@@ -279,7 +261,7 @@ def _paired(flat: list[bytes]) -> dict[bytes, bytes]:
 
 
 #: Name, type, TTL in ms and content of every key.
-_WORLD = """
+_READ_ALL = """
 local reads = {
   hash = {'HGETALL'}, string = {'GET'}, set = {'SMEMBERS'}, list = {'LRANGE', 0, -1},
   zset = {'ZRANGE', 0, -1, 'WITHSCORES'}, stream = {'XRANGE', '-', '+'},

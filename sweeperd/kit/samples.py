@@ -1,4 +1,4 @@
-"""Entries to prove a kind with, and the due content of Redis after their expiry."""
+"""Reads or derives the entries that a kind is proved with."""
 
 import json
 from collections.abc import Sequence
@@ -11,49 +11,47 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.config.templates import ID, Command, Field, Word
 from sweeperd.errors import ConfigError
 
-#: The deadline of every sample, ms: long ago, so that a sample is overdue on any server's clock.
+#: The deadline of every sample, ms: overdue by any server's clock.
 DEADLINE = 1_700_000_000_000
 _TYPES = ("hash", "string", "set", "zset", "list")
-#: An amount of a derived sample, and the value of the counters before.
+#: The amounts and counters of a derived sample.
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
 
-#: A key's type and content: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.
+#: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.
 Content = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class After:
-    """The content of Redis when the sample has come to its outcome. Keys without a name here have not changed."""
+    """The expected content of Redis after the sample's outcome. Keys that are not named must not change."""
 
-    #: Fields of the entry's hash, None if a field is absent; None in place of all if there is no hash.
+    #: Fields of the entry's hash (None: without this field), or None if the hash is removed.
     hash: dict[str, str | None] | None = field(default_factory=dict)
-    #: The whole content of each key, None if the key is absent.
+    #: The whole content of each key (None: removed).
     keys: dict[str, Content | None] = field(default_factory=dict)
-    #: All `data` fields of the event; None if they are not stated.
+    #: All `data` fields of the event, if they are stated.
     event: dict[str, str] | None = None
-    #: Each message and its channel, in order; None if they are not stated.
+    #: Each channel and message in order, if they are stated.
     messages: tuple[tuple[str, str], ...] | None = None
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One overdue entry and the keys named by the entry."""
+    """One overdue entry, and the keys that it refers to."""
 
     id: str
     hash: dict[str, str]
     keys: dict[str, Content]
-    #: Groups of "KEY FIELD" (or "KEY" of a number): no expiry may change the sum of a group.
+    #: Groups of counters ("KEY FIELD" or "KEY") whose sum no expiry may change.
     books: tuple[tuple[str, ...], ...] = ()
-    #: The outcome of a sweep.
     outcome: str = "expired"
-    #: None if not stated.
     after: After | None = None
-    #: True if the entry waits for as long as its keys are unchanged.
+    #: Whether the entry waits until its keys change.
     endless: bool = False
 
     def changed(self, field: str, value: str | None) -> "Sample":
-        """The sample with another value of this field, or without it."""
+        """The sample with another value in this field, or without the field."""
         rest = {name: old for name, old in self.hash.items() if name != field}
         return replace(self, hash=rest if value is None else rest | {field: value})
 
@@ -67,21 +65,16 @@ def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except KeyError as error:
-        raise ConfigError(
-            f"{path}: {error.args[0]} is missing: there are `samples`, each with `id` and `hash`"
-        ) from None
+        raise ConfigError(f"{path}: {error.args[0]} is missing; `samples` need `id` and `hash`") from None
     except (ValueError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: no samples: {error!r}") from None
+        raise ConfigError(f"{path}: invalid samples: {error!r}") from None
     if not samples:
-        raise ConfigError(f"{path}: there are no samples")
+        raise ConfigError(f"{path}: `samples` is empty")
     return samples
 
 
 def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, ...], ...] = ()) -> Sample:
-    """
-    A sample from its JSON form: `id`, `hash`, and if needed `keys`, `outcome`, `after`, `endless`. The deadline is
-    filled in. Raises ValueError, KeyError, TypeError.
-    """
+    """The sample of a JSON object, with the deadline filled in. Raises ValueError, KeyError, TypeError."""
     keys: dict[str, Content] = row.get("keys", {})
     _check(keys)
     fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
@@ -91,9 +84,8 @@ def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, .
 
 
 def _after(row: dict[str, Any]) -> After:
-    """Raises ValueError, KeyError, TypeError, AttributeError."""
     if unknown := row.keys() - {"hash", "keys", "event", "messages"}:
-        raise ValueError(f"after: {min(unknown)} is none of hash, keys, event, messages")
+        raise ValueError(f"after: {min(unknown)} is not one of hash, keys, event, messages")
     keys: dict[str, Content | None] = row.get("keys", {})
     _check({key: content for key, content in keys.items() if content is not None})
     fields, event, messages = row.get("hash", {}), row.get("event"), row.get("messages")
@@ -106,22 +98,21 @@ def _after(row: dict[str, Any]) -> After:
 
 
 def _check(keys: dict[str, Content]) -> None:
-    """Raises ValueError, TypeError."""
     for key, content in keys.items():
         if len(content) != 1 or next(iter(content)) not in _TYPES:
-            raise ValueError(f"{key}: a key is one of {', '.join(_TYPES)}")
+            raise ValueError(f"{key}: the type must be one of {', '.join(_TYPES)}")
 
 
 def without_after(samples: Sequence[Sample]) -> str:
-    """A warning with the names of the expired samples without `after`; empty for none."""
+    """A warning that names the expired samples without `after`, or ""."""
     names = [sample.id for sample in samples if sample.outcome == "expired" and sample.after is None]
-    return f"no `after` says what these have to leave in Redis: {', '.join(names)}" if names else ""
+    return f"these samples have no `after` to compare Redis with: {', '.join(names)}" if names else ""
 
 
 def derived_samples(kind: KindSettings) -> list[Sample]:
-    """A sample of a declared kind, with counters that are large enough. Raises ConfigError for a kind with a script."""
+    """A sample for a declared kind, with large enough counters. Raises ConfigError for a kind with a script."""
     if kind.script is not None:
-        raise ConfigError(f"kinds: {kind.name} has a script: name entries with --samples FILE")
+        raise ConfigError(f"kinds: {kind.name} has a script: give entries with --samples FILE")
     commands = kind.given_back
     fields: dict[str, str] = {name: f"{name}-1" for name in [*kind.event, *([kind.tenant] if kind.tenant else [])]}
     fields |= {name: f"{name}-1" for command in commands for name in command.fields}
@@ -143,7 +134,7 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
 
 
 def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
-    """Adds the keys for the command: a counter to add to, a member to take out and another member that stays."""
+    """Add the keys that the command needs: a counter, or a member to remove and one that stays."""
     key, words = filled(command.key, fields), [filled(word, fields) for word in command.words]
     match command.name:
         case "HINCRBY":
@@ -161,7 +152,7 @@ def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -
 
 
 def _written(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
-    """Does the work of the command."""
+    """Apply the command."""
     key, words = filled(command.key, fields), [filled(word, fields) for word in command.words]
     amount = _amount(command, fields)
 
@@ -203,7 +194,7 @@ def _amount(command: Command, fields: dict[str, str]) -> int:
 
 
 def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:
-    """The counters of one key between which an amount is moved."""
+    """The groups of counters of one key between which an amount moves."""
     groups: dict[tuple[str, str], dict[str, int]] = {}
     for command in commands:
         if command.name == "HINCRBY" and command.amount and command.amount.field:
@@ -215,14 +206,13 @@ def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[s
 
 
 def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
-    """The word with these fields of the hash and this id in its placeholders."""
+    """The word with its placeholders filled from the hash and the id."""
     values = fields | {ID: entry}
     return "".join(values[part.name] if isinstance(part, Field) else part for part in word)
 
 
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:
-    """The keys that a declared kind adds to, without the prefix. If a key does not exist, it is not made."""
-    counters = (
-        [command for command in kind.given_back if command.name in ("HINCRBY", "INCRBY")] if not kind.script else []
-    )
+    """The keys that a declared kind adds to, without the prefix; it creates none of them."""
+    commands = () if kind.script else kind.given_back
+    counters = (command for command in commands if command.name in ("HINCRBY", "INCRBY"))
     return list(dict.fromkeys(filled(command.key, fields, entry) for command in counters))

@@ -72,7 +72,7 @@ def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redi
     (tmp_path / "offer.lua").write_text(script)
     proof, _, _, to_ada, _, to_bob, *_, offer, line = walked(text, server, tmp_path)
     assert "FAILED" not in proof
-    assert "what is protected stays" in proof
+    assert "a protected entry stays" in proof
     assert (to_ada.strip(), to_bob.strip()) == ("ada", "bob")
     assert (offer.split(), line.split()) == (["OPEN", "bob"], ["ada"])
     assert client.hget("offers:o1", "state") == b"LAPSED"

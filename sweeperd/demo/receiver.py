@@ -1,4 +1,4 @@
-"""The demo's webhook receiver: accepts a webhook only if the `standardwebhooks` package verifies the signature."""
+"""Receives the demo's webhooks, and verifies their signatures with the `standardwebhooks` package."""
 
 import threading
 from collections import Counter
@@ -7,20 +7,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from standardwebhooks import Webhook, WebhookVerificationError
 
-#: The longest body read, bytes.
+#: Bytes.
 BODY_LIMIT = 64 * 1024
 
 
 class Receiver:
-    """Listens on a free port of loopback while the `with` block lasts. `heard` gets the id of each webhook."""
+    """Listens on a free loopback port during the `with` block, and calls `on_webhook` with each reservation's id."""
 
-    def __init__(self, secret: str, heard: Callable[[str], None]) -> None:
+    def __init__(self, secret: str, on_webhook: Callable[[str], None]) -> None:
         self._webhook = Webhook(secret)
-        self._heard = heard
+        self._on_webhook = on_webhook
         self._lock = threading.Lock()
-        #: Reservation -> verified webhooks of the reservation.
+        #: Reservation -> number of verified webhooks.
         self.verified: Counter[str] = Counter()
-        #: Requests that did not verify.
         self.refused = 0
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), name="receiver", daemon=True)
@@ -38,7 +37,7 @@ class Receiver:
         self._server.server_close()
 
     def _take(self, body: bytes, headers: dict[str, str]) -> int:
-        """The status to answer with."""
+        """Returns the response status."""
         try:
             name: str = self._webhook.verify(body, headers)["data"]["reservation_id"]
         except (WebhookVerificationError, ValueError, KeyError, TypeError):
@@ -47,7 +46,7 @@ class Receiver:
             return 400
         with self._lock:
             self.verified[name] += 1
-        self._heard(name)
+        self._on_webhook(name)
         return 200
 
     def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - the handler below has another self
@@ -62,7 +61,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *_: object) -> None:
-                """Say nothing: the demo shows what matters."""
+                """The demo prints what matters."""
 
         return WebhookHandler
 
@@ -71,4 +70,4 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, *_: object) -> None:
-        """If a connection breaks off, the sender tries again."""
+        """The sender retries after a broken connection."""

@@ -1,4 +1,4 @@
-"""The demo's story: who reserves what, who comes back in time, and what happens to the rest."""
+"""Plays the demo's story: tenants reserve budget, and only some of them come back in time."""
 
 import contextlib
 import functools
@@ -12,10 +12,9 @@ from datetime import timedelta
 from sweeperd.demo.screen import Screen
 from sweeperd.ledger import Ledger, ReservationExpired
 
-#: Between two reservations, seconds.
+#: Seconds between reservations.
 STEP = 0.12
 
-#: The first amount of each budget.
 BUDGETS = {
     "tenant:acme": 10_000,
     "tenant:acme/workspace:prod": 8_000,
@@ -34,7 +33,7 @@ def unit(scope: str) -> str:
 
 
 def levels(scope: str) -> list[str]:
-    """`tenant:a/team:b` is held in `tenant:a` and in `tenant:a/team:b`."""
+    """The scopes that `tenant:a/team:b` is charged in: `tenant:a` and `tenant:a/team:b`."""
     parts = scope.split("/")
     return ["/".join(parts[: end + 1]) for end in range(len(parts))]
 
@@ -52,11 +51,11 @@ class Plan:
     amount: int
     ttl: float
     grace: float
-    #: How long after the reservation the owner comes back; None: never.
+    #: When the owner comes back, if ever.
     after: float | None = None
-    #: The amount to commit then; None: the owner releases.
+    #: The amount to commit then; None releases.
     used: int | None = None
-    #: How long after the reservation the owner asks for more time, and for how much; None: the owner does not ask.
+    #: When the owner extends the reservation, and by how much.
     longer: tuple[float, float] | None = None
 
     @property
@@ -68,7 +67,7 @@ class Plan:
         return unit(self.scope)
 
 
-#: The plans; every STEP seconds a reservation is made.
+#: One starts every STEP seconds.
 PLANS = (
     Plan("acme-1", WRITER, 800, 4.0, 1.0, after=1.2, used=620),
     Plan("globex-1", SEARCH, 500, 1.2, 1.0),
@@ -79,7 +78,7 @@ PLANS = (
     Plan("acme-3", WRITER, 450, 2.0, 1.5),
     Plan("globex-3", SEARCH, 700, 3.0, 1.0),
     Plan("initech-3", BILLING, 1200, 3.2, 1.0),
-    # Without the extension the reservation would expire before the owner comes back.
+    # Would expire without the extension.
     Plan("acme-4", CODER, 300, 2.0, 1.0, after=4.0, used=275, longer=(1.0, 3.0)),
     Plan("globex-4", SEARCH, 350, 3.0, 1.5),
     Plan("initech-4", BILLING, 640, 3.8, 1.0),
@@ -100,7 +99,7 @@ DUE, EXPIRED, WEBHOOK = "due", "expired", "webhook"
 
 @dataclass(frozen=True)
 class News:
-    """News of a reservation, from the daemon or the receiver."""
+    """What the daemon or the receiver reports about a reservation."""
 
     kind: str
     name: str
@@ -108,45 +107,45 @@ class News:
 
 
 class Play:
-    """Carries the plans out on time, and shows each step and the news of the daemon and the receiver."""
+    """Carries out the plans on time, and prints each step and the news."""
 
     def __init__(self, screen: Screen, ledger: Ledger, news: "queue.SimpleQueue[News]") -> None:
         self._screen = screen
         self._ledger = ledger
         self._news = news
-        #: The amount left for each tenant, as last shown on the screen.
+        #: Tenant -> remaining budget as last printed.
         self._left = {tenant: BUDGETS[f"tenant:{tenant}"] for tenant in UNITS}
-        #: When the grace of each reservation ends, monotonic.
+        #: Reservation -> end of its grace, monotonic.
         self._ends: dict[str, float] = {}
-        #: Webhooks that came before the log line about the expiry.
+        #: Webhooks that arrived before the log line about their expiry.
         self._early: list[News] = []
         self._shown: set[tuple[str, str]] = set()
         self.plans = {plan.name: plan for plan in PLANS}
         self.expected = dict.fromkeys(self.plans, "EXPIRED")
         self.charged: Counter[str] = Counter()
         self.longest_lag_ms = 0
-        deeds: list[tuple[float, Callable[[], None]]] = []
+        steps: list[tuple[float, Callable[[], None]]] = []
         for number, plan in enumerate(PLANS):
-            deeds.append((number * STEP, functools.partial(self._reserve, plan)))
+            steps.append((number * STEP, functools.partial(self._reserve, plan)))
             if plan.longer is not None:
                 after, by = plan.longer
-                deeds.append((number * STEP + after, functools.partial(self._extend, plan, by)))
+                steps.append((number * STEP + after, functools.partial(self._extend, plan, by)))
             if plan.after is not None:
-                deeds.append((number * STEP + plan.after, functools.partial(self._return, plan)))
-        self._deeds = sorted(deeds, key=lambda deed: deed[0])
+                steps.append((number * STEP + plan.after, functools.partial(self._return, plan)))
+        self._steps = sorted(steps, key=lambda step: step[0])
         self._started = time.monotonic()
 
     @property
     def expiring(self) -> set[str]:
-        """The reservations that expire: their owners never come back."""
+        """The reservations whose owners never come back."""
         return {name for name, state in self.expected.items() if state == "EXPIRED"}
 
     def step(self) -> bool:
-        """Do what is due by now, show what has happened. Returns True if there is nothing left to do."""
-        while self._deeds and self._deeds[0][0] <= time.monotonic() - self._started:
-            self._deeds.pop(0)[1]()
-        self._tell()
-        return not self._deeds
+        """Do what is due, and print the news. Returns whether the story is over."""
+        while self._steps and self._steps[0][0] <= time.monotonic() - self._started:
+            self._steps.pop(0)[1]()
+        self._print_news()
+        return not self._steps
 
     def _reserve(self, plan: Plan) -> None:
         self._ledger.reserve(
@@ -166,10 +165,10 @@ class Play:
         try:
             self._ledger.extend(plan.tenant, plan.name, timedelta(seconds=by), idempotency_key=plan.name)
         except ReservationExpired:
-            self._line("too late", plan.name, "it asks for more time after the deadline")
+            self._line("too late", plan.name, "extended after its deadline")
             return
         self._ends[plan.name] += by
-        self._line("extended", plan.name, f"by {by} s: still at work")
+        self._line("extended", plan.name, f"by {by} s: still working")
 
     def _return(self, plan: Plan) -> None:
         used = plan.used or 0
@@ -180,8 +179,8 @@ class Play:
             else:
                 self._ledger.commit(plan.tenant, plan.name, used, idempotency_key=plan.name)
         except ReservationExpired:
-            # If the machine is busy, the owner itself may be slow. Then this reservation expires like the others.
-            self._line("too late", plan.name, "its owner is back, but the grace is over")
+            # On a busy machine the owner may be slow, and the reservation expires.
+            self._line("too late", plan.name, "its owner is back after the grace")
             return
         change = self._change(plan.tenant, plan.amount - used)
         if plan.used is None:
@@ -201,7 +200,7 @@ class Play:
         self._left[tenant] += change
         return f"{tenant} {before:,} -> {self._left[tenant]:,}"
 
-    def _tell(self) -> None:
+    def _print_news(self) -> None:
         news, self._early = self._early, []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -222,8 +221,7 @@ class Play:
                 text = f"{back:+,} {UNITS[tenant]} on each level"
                 self._line("budget back", tenant, text, self._change(tenant, back))
         for item in news:
-            if item.kind == WEBHOOK:
-                if (EXPIRED, item.name) in self._shown:
-                    self._line(WEBHOOK, item.name, "received, signature verified")
-                else:
-                    self._early.append(item)
+            if item.kind == WEBHOOK and (EXPIRED, item.name) not in self._shown:
+                self._early.append(item)
+            elif item.kind == WEBHOOK:
+                self._line(WEBHOOK, item.name, "received, signature verified")

@@ -1,4 +1,4 @@
-"""`sweeperd`, and `python -m sweeperd`."""
+"""Starts sweeperd (`sweeperd`, `python -m sweeperd`)."""
 
 from sweeperd.runtime.process import hold_hang_ups, raise_file_limit
 
@@ -6,7 +6,7 @@ from sweeperd.runtime.process import hold_hang_ups, raise_file_limit
 def run() -> None:
     hold_hang_ups()
     raise_file_limit()
-    from sweeperd.cli import main  # noqa: PLC0415 - it takes a moment, in which a signal may come
+    from sweeperd.cli import main  # noqa: PLC0415 - takes a moment, and a signal may come first
 
     main()
 

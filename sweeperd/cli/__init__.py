@@ -1,4 +1,4 @@
-"""The command line: options in, exit codes and text out; no logic of its own."""
+"""The command line, which parses options, calls `ops` and `runtime`, and prints what they return."""
 
 from sweeperd.cli.app import main
 

@@ -26,18 +26,18 @@ from sweeperd.store.shard import Shard
 
 T = TypeVar("T")
 
-#: The target that a record names, and how many entries of the target were changed.
+#: The target that the audit record names, and how many of its entries were changed.
 Changed = tuple[str, int]
 
 
 @dataclass(frozen=True)
 class Verb(Generic[T]):
-    """A way to change the entries of a list. `act` changes a page."""
+    """A way to change the entries of a list, such as requeueing them; `act` changes one page."""
 
     action: Action
-    #: {} stands for what was found.
+    #: With {} for the entries.
     question: str
-    #: Such as "requeued".
+    #: The past participle.
     done: str
     act: T
 
@@ -54,13 +54,12 @@ class Change(Run):
         begins: Callable[[T], str] | None = None,
     ) -> list[T]:
         """
-        Find on each shard that answers, ask the operator unless --yes is given, and change what was found and nothing
-        else. Each change is recorded, also if Redis or the output fails half-way. Returns what was found.
+        Find on each shard that is up, ask the operator, and change exactly what was found. Every change is recorded,
+        even if Redis or the output fails half-way. Returns what was found.
 
-        `question`: empty if there is nothing to change. The process ends if the operator does not agree.
-        `work`: yields each change as soon as the change is done, and prints afterwards.
-        `begins`: for what cannot be undone, the target that is recorded before the first change, or "" if there is
-        nothing to change. If the command is killed, this record stays.
+        `question` returns "" if there is nothing to change. `work` yields each change once it is done. `begins` is for
+        changes that cannot be undone: it returns the target that is recorded before the first change, so that a
+        command that is killed leaves a record.
         """
         found = self.each(find)
         if asked := question([what for _, what in found]):
@@ -70,12 +69,11 @@ class Change(Run):
         return [what for _, what in found]
 
     def _act(self, action: Action, shard: Shard, changes: Iterable[Changed], target: str) -> None:
-        """If Redis refuses the record, the action still counts, and a warning says so."""
         done, begun = Counter[str](), b""
         with _recording(shard):
             begun = begin(shard, action, target) if target else b""
         try:
-            with self.noted(shard):
+            with self.catching(shard):
                 for changed, count in changes:
                     done[changed] += count
         finally:
@@ -86,7 +84,7 @@ class Change(Run):
                         begun = b""
 
     def check_named(self, ids: Iterable[str], found: Collection[str], problem: str) -> None:
-        """Fail for each id that was not found. If a shard is down, the entry may be on that shard."""
+        """Fail for each id that was not found, unless it may be on a shard that is down."""
         for text in ids if not self.down else ():
             if text not in found:
                 self.fail(f"{shortened(printable(text))} {problem}")
@@ -101,15 +99,12 @@ def _recording(shard: Shard) -> Iterator[None]:
 
 
 def changing(command: Callable[..., None]) -> Callable[..., None]:
-    """The options --yes, --json and --shard of a command; the command gets a `Change`."""
+    """Give a command --yes, --json and --shard, and call it with a `Change`."""
     return yes_option(on_shards(Change)(command))
 
 
 def selecting(all_help: str = "All of them.", **filters: Decorator) -> Decorator:
-    """
-    The arguments of a command that changes the entries of a list: either IDs, or these options, or --all. The command
-    gets the options and each ID once.
-    """
+    """Let a command select entries by IDs, by these options, or by --all."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -117,7 +112,7 @@ def selecting(all_help: str = "All of them.", **filters: Decorator) -> Decorator
             filtered = any(options[name] is not None for name in filters)
             if (bool(ids), filtered, everything).count(True) != 1:
                 ways = ["by ID", *(["by " + " and ".join(f"--{name}" for name in filters)] if filters else [])]
-                raise click.UsageError(f"say which: {', '.join(ways)}, or --all")
+                raise click.UsageError(f"select entries {', '.join(ways)}, or --all")
             command(change, ids=tuple(dict.fromkeys(ids)), **options)
 
         selected = click.option("--all", "everything", is_flag=True, help=all_help)(changing(checked))

@@ -1,4 +1,4 @@
-"""`sweeperd dead-letters`: list the deliveries that were given up on, replay or drop them."""
+"""`sweeperd dead-letters`: lists, replays or drops dead letters."""
 
 import heapq
 import itertools
@@ -12,6 +12,7 @@ import click
 from pydantic import Field
 
 from sweeperd.cli.change import Change, Changed, Verb, selecting
+from sweeperd.cli.options import limit_option
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
@@ -42,7 +43,7 @@ class LetterDocument(Document):
 
 
 class ListedLetter(LetterDocument):
-    """A dead letter of the list."""
+    """A dead letter in the list."""
 
     age_seconds: Seconds
 
@@ -51,7 +52,7 @@ class ChangedLetter(LetterDocument):
     """A dead letter and the result of its change."""
 
     result: Literal["replayed", "dropped", "left"]
-    problem: str = Field(default="", description="Why it was left.")
+    problem: str = Field(default="", description="Why it was not changed.")
 
 
 class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --json"):
@@ -63,7 +64,7 @@ class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --j
 class DeadLettersChangeDocument(
     CommandDocument, title="sweeperd dead-letters replay --json, sweeperd dead-letters drop --json"
 ):
-    """The command decides whether `replayed` or `dropped` is there."""
+    """The command decides between `replayed` and `dropped`."""
 
     dead_letters: list[ChangedLetter]
     replayed: Count = 0
@@ -74,24 +75,24 @@ class DeadLettersChangeDocument(
 
 @click.group("dead-letters")
 def command() -> None:
-    """Deliveries that were given up on, because the event was older than webhooks.max_age."""
+    """Manage dead letters: events that were not delivered within webhooks.max_age, or that an operator skipped."""
 
 
 @command.command("list")
 @endpoint_option
 @tenant_option
-@click.option("--limit", type=click.IntRange(1, 10_000), default=100, help="At most so many.")
+@limit_option(10_000, "Show up to this many.")
 @on_shards()
 def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> None:
-    """The newest first. `replay` and `drop` take the ids of the first column."""
+    """List dead letters, newest first. `replay` and `drop` take the ids of the first column."""
     now = {shard.name: now_ms for shard, now_ms in run.each(Shard.read_clock)}
     _check_endpoint(run, endpoint)
     wanted = DeadLetterFilter(endpoint, tenant)
     newest = heapq.merge(
         *(
-            run.until_down(shard, dead_letters.read(shard, wanted, newest_first=True))
-            for shard in run.shards
-            if not run.is_down(shard)
+            run.until_down(each, dead_letters.read(each, wanted, newest_first=True))
+            for each in run.shards
+            if not run.is_down(each)
         ),
         key=lambda letter: letter.order,
         reverse=True,
@@ -108,7 +109,7 @@ def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> Non
         ),
     )
     if more:
-        warn(f"there are more than {limit}; --limit shows more")
+        warn(f"showing the newest {limit} only; raise --limit for more")
 
 
 @command.command("replay")
@@ -117,8 +118,8 @@ def replay(change: Change, **selected: Any) -> None:
     """
     Deliver dead letters to their endpoint again: by ID, by --endpoint, by --tenant, or --all.
 
-    The webhook has the same webhook-id as before, and webhooks.max_age counts anew. If an endpoint is no
-    longer in the configuration, or no longer asks for the tenant, its letters stay dead letters.
+    The webhook-id stays the same, and webhooks.max_age starts again. If an endpoint was removed from the
+    configuration, or no longer subscribes to the tenant, its letters stay dead letters.
     """
     _change_letters(change, Verb(Action.REPLAY, "Deliver {} again?", "replayed", _replay), **selected)
 
@@ -127,14 +128,14 @@ def replay(change: Change, **selected: Any) -> None:
 @selecting(endpoint=endpoint_option, tenant=tenant_option)
 def drop(change: Change, **selected: Any) -> None:
     """
-    Remove dead letters for good: by ID, by --endpoint, by --tenant, or --all.
+    Delete dead letters permanently: by ID, by --endpoint, by --tenant, or --all.
 
-    With --json the letters are printed whole, so the output can serve as a copy.
+    --json prints the letters in full, so you can keep a copy.
     """
-    _change_letters(change, Verb(Action.DROP, "Drop {} for good?", "dropped", _drop), **selected)
+    _change_letters(change, Verb(Action.DROP, "Delete {} permanently?", "dropped", _drop), **selected)
 
 
-#: Returns why each letter was left; empty if the letter was changed.
+#: Returns why each letter was not changed, or "".
 _Verb = Verb[Callable[[Shard, Sequence[DeadLetter], Sequence[EndpointSettings]], list[str]]]
 
 
@@ -150,7 +151,7 @@ def _drop(shard: Shard, letters: Sequence[DeadLetter], _endpoints: Sequence[Endp
     return ["" if gone else Replayed.GONE.why_not for gone in removed]
 
 
-#: Reads the selected letters of a shard, and how many of each endpoint there were before the question.
+#: Reads the selected letters of a shard; and how many letters of each endpoint there were before the question.
 _Found = tuple[Callable[[], Iterator[DeadLetter]], Counter[str]]
 
 
@@ -158,12 +159,12 @@ def _change_letters(
     change: Change, verb: _Verb, ids: tuple[str, ...], endpoint: str | None, tenant: str | None
 ) -> None:
     for odd in (letter_id for letter_id in ids if not _ID.fullmatch(letter_id)):
-        raise click.UsageError(f"'{printable(shortened(odd))}' is no ID of a dead letter, such as 1795248005123-0")
+        raise click.UsageError(f"'{printable(shortened(odd))}' is not an ID such as 1795248005123-0")
     _check_endpoint(change, endpoint)
-    places, log = defaultdict[str, list[str]](list), _Log(change.output, verb.done)
+    places, results = defaultdict[str, list[str]](list), _Results(change.output, verb.done)
 
     def find(shard: Shard) -> _Found:
-        # Letters written from now on are not selected: if a replay fails again, the letter is not replayed again.
+        # Later letters are excluded, or a replay that fails again would be replayed again.
         last = None if ids else dead_letters.last_id(shard)
 
         def letters() -> Iterator[DeadLetter]:
@@ -182,7 +183,7 @@ def _change_letters(
         change.check_named(ids, places, "is not a dead letter")
         for letter_id, names in places.items():
             if len(names) > 1:
-                raise click.UsageError(f"{letter_id} is on the shards {' and '.join(names)}; say which with --shard")
+                raise click.UsageError(f"{letter_id} is on the shards {' and '.join(names)}; choose one with --shard")
         total = sum((counts for _, counts in found), Counter[str]())
         letters = f"{total.total()} dead letter{'s' * (total.total() > 1)} ({_names(total)})"
         return verb.question.format(letters) if total else ""
@@ -195,23 +196,22 @@ def _change_letters(
             yield from Counter(changed).items()
             names.update(changed)
             for letter, problem in zip(page, problems, strict=True):
-                log.note(letter, problem)
+                results.add(letter, problem)
         for name in sorted(names) if verb.action is Action.REPLAY else ():
             if EndpointStateStore(shard).read(name).paused:
-                warn(f"{name} is paused: its events wait until `sweeperd endpoints resume {name}`")
+                warn(f"{name} is paused; its events wait until `sweeperd endpoints resume {name}`")
 
     begins = (lambda here: _names(here[1])) if verb.action is Action.DROP else None
     change.carry_out(verb.action, find, question, work, begins)
-    log.end(change)
+    results.end(change)
 
 
 def _names(letters: Mapping[str, int]) -> str:
-    """How many letters of each endpoint are selected."""
     return ", ".join(f"{count} of {shortened(name)}" for name, count in sorted(letters.items()))
 
 
 def _check_endpoint(run: Run, endpoint: str | None) -> None:
-    """End the process if the name is neither in the configuration nor on a dead letter."""
+    """Exit if neither the configuration nor a dead letter names the endpoint."""
     known = {configured.name for configured in run.settings.consumers}
     if endpoint is None or endpoint in known:
         return
@@ -225,41 +225,40 @@ def _check_endpoint(run: Run, endpoint: str | None) -> None:
         check_name("endpoint", endpoint, known)
 
 
-class _Log:
-    """Prints each letter as soon as the letter is changed: a crash loses no line, and memory stays bounded."""
+class _Results:
+    """Prints each letter as soon as it is changed: a crash loses no line, and memory stays bounded."""
 
     def __init__(self, output: Output, done: str) -> None:
         self._output = output
         self._done = done
         self._counts = Counter[bool]()
 
-    def _between(self) -> str:
-        """The start of the JSON document, or what separates two letters."""
+    def _separator(self) -> str:
+        """The start of the JSON document, then a comma."""
         return "," if self._counts else json.dumps(with_address({}))[:-1] + ', "dead_letters": ['
 
-    def note(self, letter: DeadLetter, problem: str) -> None:
+    def add(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
-            become = {"result": "left", "problem": problem} if problem else {"result": self._done}
-            document = json.dumps(ChangedLetter.made_of(letter, **become).as_json())
-            click.echo(f"{self._between()}\n{document}", nl=False)
+            result = {"result": "left", "problem": problem} if problem else {"result": self._done}
+            document = json.dumps(ChangedLetter.made_of(letter, **result).as_json())
+            click.echo(f"{self._separator()}\n{document}", nl=False)
         else:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
             reservation = shortened(body.get("data", {}).get("reservation_id", "unknown"))
-            tenant = shortened(decode(letter.tenant))
-            result = f"left as it is: {problem}" if problem else self._done
-            self._output.say(f"{what}, reservation {reservation} of {tenant}: {result}")
+            text = f"{what}, reservation {reservation} of {shortened(decode(letter.tenant))}"
+            self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[not problem] += 1
 
     def end(self, change: Change) -> None:
         done, left = self._counts[True], self._counts[False]
         if self._output.as_json:
-            start = "" if self._counts else self._between()
+            start = "" if self._counts else self._separator()
             click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
         elif not self._counts:
-            self._output.say("there are no such dead letters")
+            self._output.say("no dead letters match")
         else:
-            self._output.say(f"{done} {self._done}" + (f", {left} left as they are" if left else ""))
+            self._output.say(f"{done} {self._done}" + (f", {left} unchanged" if left else ""))
         if left:
             change.fail(f"{left} could not be {self._done}")
 

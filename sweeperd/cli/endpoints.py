@@ -1,4 +1,4 @@
-"""`sweeperd endpoints`: list, pause, resume, skip an event, drop a backlog, show attempts, make keys, test."""
+"""`sweeperd endpoints`: manages the receivers of webhooks."""
 
 import base64
 import json
@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from sweeperd.cli.change import Change, Changed, changing
-from sweeperd.cli.options import Exit, Moment, Options, fail, json_option, moment
-from sweeperd.cli.output import Cell, Output, timestamp
+from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.options import Exit, Options, fail, json_option, limit_option
+from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.shards import Run, endpoint_of, on_shards
 from sweeperd.cli.status import state, waiting
 from sweeperd.config import EndpointSettings
@@ -39,22 +40,20 @@ from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339
+from sweeperd.text import rfc3339, timestamp
 
-#: The colour of each result of an attempt.
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
 
 @click.group("endpoints")
 def command() -> None:
-    """The receivers of the webhooks."""
+    """Manage the receivers of webhooks."""
 
 
 @command.command("list")
 @on_shards()
 def list_(run: Run) -> None:
-    """Each endpoint on each shard: URL, state, and how many events wait."""
-
+    """List each endpoint on each shard with its URL, state and backlog."""
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
 
     def read(shard: Shard) -> list[ListedEndpoint]:
@@ -93,17 +92,17 @@ def _state_text(row: ListedEndpoint) -> str:
 
 
 def paused_since(paused_at: float | None, reason: str) -> str:
-    """For people: since when an endpoint is paused, and why. A moment of 0: the note about the pause cannot be read."""
+    """Since when an endpoint is paused, and why; the moment is 0 if its record cannot be read."""
     since = f"since {rfc3339(int(paused_at))}" if paused_at else "since an unknown time"
     return f"{since}: {reason}"
 
 
 @command.command("pause")
 @click.argument("name")
-@click.option("--reason", default="an operator paused it", help="Why; `endpoints list` and `status` show it.")
+@click.option("--reason", default="an operator paused it", help="Shown by `endpoints list` and `status`.")
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
-    """Send nothing to an endpoint until `resume`. Events wait, and none is lost. Every daemon obeys within seconds."""
+    """Stop delivery to an endpoint until `resume`, on all daemons within seconds. Events wait; none is lost."""
     endpoint_of(change.settings, name)
     results = list[ChangedEndpoint]()
 
@@ -114,7 +113,7 @@ def pause(change: Change, name: str, reason: str) -> None:
         if before.paused:
             results.append(ChangedEndpoint.of(before, shard=shard.name, changed=False))
             since = paused_since(before.paused_at, before.reason)
-            change.output.say(f"{name} is paused on {shard.name} already, {since}")
+            change.output.say(f"{name} is already paused on {shard.name}, {since}")
             return
         paused = endpoints.pause(shard, name, reason, change.settings.announced)
         yield name, 1
@@ -130,8 +129,8 @@ def pause(change: Change, name: str, reason: str) -> None:
 @changing
 def resume(change: Change, name: str) -> None:
     """
-    Send to an endpoint again, from all processes, within seconds. This ends a pause and a mute (Retry-After),
-    closes the circuit, and makes waiting events due.
+    Resume delivery to an endpoint, on all daemons within seconds. This ends a pause and a mute (Retry-After), closes
+    the circuit, and makes waiting events due.
     """
     endpoint_of(change.settings, name)
     results = list[ChangedEndpoint]()
@@ -157,8 +156,8 @@ def resume(change: Change, name: str) -> None:
 @changing
 def skip(change: Change, name: str, event: str) -> None:
     """
-    Make one pending event of an endpoint a dead letter, so that the event is not sent again. EVENT is the event id
-    (evt_...) or the stream id; the log has both. The event can be replayed later, like any dead letter.
+    Turn one pending event of an endpoint into a dead letter. EVENT is the event id (evt_...) or the stream id; the log
+    has both.
     """
     endpoint_of(change.settings, name)
     skipped = list[SkippedEvent]()
@@ -168,10 +167,10 @@ def skip(change: Change, name: str, event: str) -> None:
             yield f"{name} {event}", 1
             skipped.append(SkippedEvent(shard=shard.name, stream_id=stream_id))
 
-    change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Make {event} a dead letter of {name}?", work)
+    change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Turn {event} into a dead letter of {name}?", work)
     change.report(SkipDocument(endpoint=name, event=event, skipped=skipped, down=change.down))
     for row in skipped:
-        change.output.say(f"{event} is a dead letter of {name} on {row.shard} now")
+        change.output.say(f"{event} is now a dead letter of {name} on {row.shard}")
     if not skipped:
         change.output.name_address()
         change.fail(f"{event} is not pending for {name}")
@@ -179,19 +178,17 @@ def skip(change: Change, name: str, event: str) -> None:
 
 @command.command("drop")
 @click.argument("name")
-@click.option(
-    "--before", callback=moment, required=True, metavar="TIME", help="Only events that were added before, not at TIME."
-)
-@click.option("--dead-letters", "letters", is_flag=True, help="Make each event a dead letter, which can be replayed.")
-@click.option("--reason", default="", show_default=False, help="Why; `sweeperd actions` shows it.")
+@click.option("--before", callback=moment, required=True, metavar="TIME", help="Only events added before TIME.")
+@click.option("--dead-letters", "letters", is_flag=True, help="Turn the events into dead letters, to replay later.")
+@click.option("--reason", default="", show_default=False, help="Shown by `sweeperd actions`.")
 @changing
 def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) -> None:
     """
-    End the backlog of an endpoint on purpose: what was added before TIME and is not delivered yet is not sent to this
-    endpoint. Without --dead-letters only `expired` and `replay` still know the events, for events.retention.
+    Discard the backlog of an endpoint: events that were added before TIME and are not delivered yet. Without
+    --dead-letters, only `expired` and `replay` can still read the events, for events.retention.
 
-    TIME is written as in `sweeperd expired`: 2026-11-21T12:00:05Z, 12:00, or 15m for so long ago. If a process is
-    about to send an event, the event may arrive all the same. While a replay to the endpoint runs, nothing is dropped.
+    TIME is 2026-11-21T12:00:05Z, 12:00, or a duration such as 15m ago. An event that is in flight may still arrive.
+    Nothing is dropped while a replay to the endpoint runs.
     """
     endpoint = endpoint_of(change.settings, name)
     done = list[DroppedBacklog]()
@@ -201,7 +198,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
 
     def question(found: Sequence[DroppedBacklog]) -> str:
         total = sum(backlog.found for backlog in found)
-        how = "Make {} dead letters?" if letters else "Drop {} for good?"
+        how = "Turn {} into dead letters?" if letters else "Drop {} permanently?"
         return how.format(f"{total} event{'s' * (total > 1)} of {name}") if total else ""
 
     def target(backlog: DroppedBacklog) -> str:
@@ -215,8 +212,8 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
                 yield target(backlog), count
         finally:
             done.append(backlog.model_copy(update={"dropped": dropped}))
-            become = "are dead letters" if letters else "are dropped"
-            change.output.say(f"{dropped} events of {name} on {shard.name} {become}")
+            result = "turned into dead letters" if letters else "dropped"
+            change.output.say(f"{dropped} events of {name} on {shard.name} {result}")
 
     change.carry_out(
         Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
@@ -226,15 +223,12 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
 
 def _find_backlog(shard: Shard, endpoint: EndpointSettings, before: Moment) -> DroppedBacklog:
     now = shard.read_clock()
-    at_ms = before.on(now)
+    at_ms = before.resolve(now)
     if at_ms > now:
-        fail(f"--before is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
+        fail(f"--before is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
     if ReplayStore(shard).read(endpoint.name) is not None:
-        fail(
-            f"shard {shard.name}: a replay to {endpoint.name} is running: end it first with "
-            f"`sweeperd replay --endpoint {endpoint.name} --cancel`",
-            Exit.FAILED,
-        )
+        hint = f"cancel it first with `sweeperd replay --endpoint {endpoint.name} --cancel`"
+        fail(f"shard {shard.name}: a replay to {endpoint.name} is running; {hint}", Exit.FAILED)
     found = endpoints.count_backlog(shard, endpoint, at_ms)
     return DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
@@ -256,12 +250,12 @@ def _state_of(name: str) -> Callable[[Shard], EndpointState]:
 
 @command.command("attempts")
 @click.argument("name")
-@click.option("--limit", type=click.IntRange(1, 10_000), default=20, help="At most so many.")
+@limit_option(10_000, "Show up to this many.", default=20)
 @on_shards()
 def attempts(run: Run, name: str, limit: int) -> None:
     """
-    The last attempts to deliver to an endpoint, the newest first: every failure, and a sample of the successes. For a
-    batch, the ids of the first event. Secrets in an answer are hidden. Times are of Redis's clock.
+    List the last delivery attempts, newest first: every failure, and a sample of the successes. A batch is shown with
+    the ids of its first event. Secrets in responses are masked. Times are by Redis's clock.
     """
     endpoint_of(run.settings, name)
     every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit)) for each in found]
@@ -298,19 +292,18 @@ def _attempt_cells(attempt: AttemptDocument) -> list[object]:
 
 
 @command.command("keygen")
-@click.option("--symmetric", is_flag=True, help="Make one secret (whsec_...) for both sides in place of a key pair.")
+@click.option("--symmetric", is_flag=True, help="Generate a shared secret (whsec_...) instead of a key pair.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the private key or the secret to this new file, which only its owner may read, and do not print it.",
+    help="Write the private key or secret to this new file with mode 0600 instead of printing it.",
 )
 @json_option
 def keygen(symmetric: bool, out: Path | None, as_json: bool) -> None:
     """
-    Make a key pair for asymmetric signatures, or with --symmetric a shared secret. The private key or the secret goes
-    into the `secrets` of an endpoint, as a file or a variable; the receiver gets the public key, or the same secret.
-    Without --out nothing is stored.
+    Generate a key pair for asymmetric signatures, or with --symmetric a shared secret. Put the private key or secret
+    into the `secrets` of an endpoint, and give the receiver the public key or the same secret.
     """
     if symmetric:
         made = {"secret": "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()}
@@ -330,7 +323,7 @@ def keygen(symmetric: bool, out: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(made))
         return
     for name, text in made.items():
-        click.echo(f"the secret is in {text}" if name == "file" else text, err=name == "file")
+        click.echo(f"written to {text}" if name == "file" else text, err=name == "file")
 
 
 def _write_secret(path: Path, secret: str) -> None:
@@ -338,7 +331,7 @@ def _write_secret(path: Path, secret: str) -> None:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secret + "\n")
     except FileExistsError:
-        fail(f"{path} exists, and a key in use must not be lost: name another file", Exit.USAGE)
+        fail(f"{path} exists and may hold a key in use; choose another file", Exit.USAGE)
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", Exit.FAILED)
 
@@ -348,8 +341,8 @@ def _write_secret(path: Path, secret: str) -> None:
 @click.pass_obj
 def keys(options: Options, name: str | None) -> None:
     """
-    Print the public keys of all endpoints, or of endpoint NAME, as a JSON Web Key Set (JWKS) to host for the receivers.
-    The daemon serves the set to operators at /.well-known/jwks.json.
+    Print the public keys of all endpoints, or of endpoint NAME, as a JSON Web Key Set (JWKS) to host for receivers. The
+    daemon serves the same set to operators at /.well-known/jwks.json.
     """
     with options.shards(secrets=True) as (settings, _):
         found = settings.webhooks.endpoints if name is None else [endpoint_of(settings, name)]
@@ -359,18 +352,18 @@ def keys(options: Options, name: str | None) -> None:
 
 @command.command("test")
 @click.argument("name")
-@click.option("--count", type=click.IntRange(1, 10_000), default=1, help="So many events, in batches.")
+@click.option("--count", type=click.IntRange(1, 10_000), default=1, help="Send this many events, in batches.")
 @on_shards(secrets=True)
 def test(run: Run, name: str, count: int) -> None:
     """
-    Send an endpoint signed events of the type system.webhook_test, each once, and show the last request, answer and
-    timing. The events are sent even while the endpoint is paused, until a request fails. A 2xx response closes an open
-    circuit on all processes; nothing else is written to Redis.
+    Send signed system.webhook_test events to an endpoint, without retries, and show the last request and response. It
+    works on a paused endpoint, and stops at the first failure. A 2xx response closes an open circuit on all daemons;
+    nothing else is written to Redis.
     """
     endpoint, trial = endpoint_of(run.settings, name), None
     for shard in run.shards:
-        if trial is None:  # any shard will do: the shard gives the time
-            with run.noted(shard):
+        if trial is None:  # any shard will do, because only its clock is needed
+            with run.catching(shard):
                 trial = try_out(shard, endpoint, run.settings.webhooks, count)
     if trial is None:
         return
@@ -381,8 +374,8 @@ def test(run: Run, name: str, count: int) -> None:
     else:
         _show(run.output, trial)
     if not trial.delivered:
-        fail(f"{name} did not take it: {trial.result}", Exit.FAILED)
-    sys.exit(Exit.DONE)  # also if a shard is down
+        fail(f"{name} did not accept it: {trial.result}", Exit.FAILED)
+    sys.exit(Exit.DONE)  # even if a shard is down
 
 
 def _show(output: Output, trial: TrialDocument) -> None:
@@ -392,7 +385,7 @@ def _show(output: Output, trial: TrialDocument) -> None:
     output.say(trial.request.body if len(trial.request.body) <= BODY_SHOWN else trial.request.body[:BODY_SHOWN] + "…")
     output.say("")
     if trial.requests > 1 or trial.accepted > 1:
-        output.say(f"{trial.accepted} events were accepted, in {trial.requests} requests; the last one:")
+        output.say(f"{trial.accepted} events accepted in {trial.requests} requests; the last one:")
     output.say(f"{trial.result} after {trial.seconds * 1000:.0f} ms", "green" if trial.delivered else "red")
     for name, value in trial.response.headers.items():
         output.say(f"{name}: {value}")

@@ -1,4 +1,4 @@
-"""`sweeperd expired`: prints expiries as a table, CSV or JSON lines."""
+"""`sweeperd expired`: lists expiries as a table, CSV or JSON lines."""
 
 import csv
 import heapq
@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
+from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
+from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.trouble import ShardTrouble, working_on
@@ -24,37 +26,26 @@ from sweeperd.sweep.configured import kind_names
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import timestamp
 
-#: Prints events, and can be called again for further ones.
+#: Prints events; it may be called repeatedly.
 Writer = Callable[[Iterable[Expiry]], None]
 
-#: The columns of an expiry, and how wide each is on a terminal.
-_COLUMNS = {
-    "expired_at": 24,
-    "tenant": 16,
-    "reservation": 36,
-    "amount": 12,
-    "unit": 8,
-    "lag": 10,
-    "scope": 32,
-    "missing_budgets": 24,
-    "event_id": 36,
-    "trace_id": 32,
-    "shard": 16,
-}
-#: So many columns are shown even if the terminal is narrower.
-_LEAST = 6
-# The first signs of a formula in a spreadsheet, full-width ones as well. Tab and line ends are escaped before.
+#: The width of each column on a terminal.
+_COLUMNS = {"expired_at": 24, "tenant": 16, "reservation": 36, "amount": 12, "unit": 8, "lag": 10, "scope": 32}
+_COLUMNS |= {"missing_budgets": 24, "event_id": 36, "trace_id": 32, "shard": 16}
+#: The columns that even a narrow terminal shows.
+_MIN_COLUMNS = 6
+# Characters that begin a formula in a spreadsheet, including full-width ones. Tabs and line ends are already escaped.
 _FORMULA = re.compile("[=+@\uff1d\uff0b\uff20\uff0d-]")
-#: Between two reads of new events, and between two tries if a shard is down; seconds.
+#: Seconds between reads of new events, and between retries of a shard that is down.
 READ_EVERY, RETRY_EVERY = 0.5, 2.0
 
 
 @click.command("expired")
-@click.option("--since", callback=moment, metavar="TIME", default="15m", help="From then on, that moment included.")
-@click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
+@click.option("--since", callback=moment, metavar="TIME", default="15m", help="Start of the span, inclusive.")
+@click.option("--until", callback=moment, metavar="TIME", help="End of the span, exclusive.  [default: now]")
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
-@click.option("--kind", metavar="NAME", help="Only expiries of this kind; `reservations` is built in.")
-@click.option("--follow", "-f", is_flag=True, help="Go on as they come, until Ctrl-C.")
+@click.option("--kind", metavar="NAME", help="Only this kind's; `reservations` is built in.")
+@click.option("--follow", "-f", is_flag=True, help="Print new expiries as they happen, until Ctrl-C.")
 @click.option(
     "--format",
     "form",
@@ -62,8 +53,8 @@ READ_EVERY, RETRY_EVERY = 0.5, 2.0
     default="table",
     help="--json is the same as --format jsonl.",
 )
-@click.option("--limit", metavar="NUMBER", type=click.IntRange(1), help="At most so many, the oldest first.")
-@click.option("--count", is_flag=True, help="Print only how many they are.")
+@click.option("--limit", metavar="NUMBER", type=click.IntRange(1), help="Show up to this many, oldest first.")
+@click.option("--count", is_flag=True, help="Print only the number of expiries.")
 @on_shards()
 def command(
     run: Run,
@@ -77,22 +68,21 @@ def command(
     count: bool,
 ) -> None:
     """
-    What expired from --since up to --until, in order: the events of the stream.
+    List what expired from --since to --until, in order, as recorded in the event stream.
 
-    A time is as in RFC 3339, such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00; or a time of day such as
-    12:00, the latest one; or a duration such as 15m or 1h30m: so long ago. A time without an offset is UTC. All
-    times are of Redis's clock, to the millisecond.
+    A time is RFC 3339 (2026-11-21T12:00:05Z, 2026-11-21T13:00:05.250+01:00; UTC without an offset), the latest
+    occurrence of a time of day (12:00), or a duration before now (15m, 1h30m). Times are by Redis's clock.
 
-    JSON lines hold the body of each webhook, and the shard. In CSV a text begins with an apostrophe if a
-    spreadsheet would take the text for a formula. If events of the span are no longer kept, standard error says so.
+    JSON lines hold the webhook body and the shard. CSV cells that a spreadsheet would read as a formula begin with an
+    apostrophe. A warning on standard error tells if events of the span are no longer kept.
     """
     if run.output.as_json and form not in ("jsonl", "table"):
         raise click.UsageError(f"--json and --format {form} exclude each other")
     form = "jsonl" if run.output.as_json else form
     if follow and (until is not None or limit is not None or count):
-        raise click.UsageError("--follow has no end: leave --until, --limit and --count out")
+        raise click.UsageError("--follow never ends: remove --until, --limit and --count")
     if count and (limit is not None or form == "csv"):
-        raise click.UsageError("--count prints a number only: leave --limit and --format out")
+        raise click.UsageError("--count prints a number only: remove --limit and --format")
     if kind is not None:
         check_name("kind", kind, {RESERVATIONS, *kind_names(run.settings)})
     found = run.each(lambda shard: _reader(shard, since, until, follow, tenant=tenant, kind=kind))
@@ -115,21 +105,20 @@ def command(
 def _limited(events: Iterator[Expiry], limit: int | None) -> Iterator[Expiry]:
     yield from itertools.islice(events, limit)
     if limit is not None and next(events, None) is not None:
-        warn(f"there are more than {limit}; --limit shows more")
+        warn(f"showing the first {limit} only; raise --limit for more")
 
 
 def _reader(
     shard: Shard, since: Moment, until: Moment | None, follow: bool, *, tenant: str | None, kind: str | None
 ) -> ExpiryReader:
     now_ms = shard.read_clock()
-    since_ms, until_ms = since.on(now_ms), now_ms if until is None else until.on(now_ms)
+    since_ms, until_ms = since.resolve(now_ms), now_ms if until is None else until.resolve(now_ms)
     if since_ms >= until_ms and not follow:
-        end = "now, by redis's clock" if until is None else "--until"
-        fail(f"--since ({_shown(since_ms)}) is not before {end} ({_shown(until_ms)})", Exit.USAGE)
+        end = "now, by Redis's clock" if until is None else "--until"
+        fail(f"--since ({_shown(since_ms)}) must be before {end} ({_shown(until_ms)})", Exit.USAGE)
     if until_ms > now_ms:
-        warn(f"{_on(shard)}--until is yet to come: it is {_shown(now_ms)} by redis's clock")
-    missing = retention_gap(shard, since_ms)
-    if missing:
+        warn(f"{_on(shard)}--until is in the future: it is {_shown(now_ms)} by Redis's clock")
+    if missing := retention_gap(shard, since_ms):
         warn(f"{_on(shard)}{missing}")
     return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant, kind)
 
@@ -143,7 +132,7 @@ def _shown(milliseconds: int) -> str:
 
 
 def _follow(readers: list[ExpiryReader], write: Writer) -> None:
-    """Print until a signal. If a shard is down, say so once; if the shard answers again, go on."""
+    """Print new events until a signal. A shard that goes down or comes back is reported once."""
     down: dict[ExpiryReader, float] = {}
 
     def events(reader: ExpiryReader) -> Iterator[Expiry]:
@@ -156,10 +145,10 @@ def _follow(readers: list[ExpiryReader], write: Writer) -> None:
                         return
                     yield event
             if down.pop(reader, None):
-                warn(f"{_on(reader.shard)}redis answers again")
+                warn(f"{_on(reader.shard)}redis is available again")
         except ShardTrouble as trouble:
             if reader not in down:
-                warn(f"{trouble}; waiting for it")
+                warn(f"{trouble}; retrying")
             down[reader] = time.monotonic() + RETRY_EVERY
 
     with stop_on_signals() as stop:
@@ -174,24 +163,16 @@ def writer(output: Output, form: str) -> Writer:
         click.secho(output.first_line(), dim=True)
     else:
         output.name_address()
-    if form == "jsonl":
-        return _printing(_json)
     wide = form == "table" and output.terminal
     line = _columns(output.screen.width) if wide else _csv if form == "csv" else _tabs
-    click.secho(line(_COLUMNS), bold=wide or None)
-    return _printing(lambda event: line(_row(event)))
+    if form != "jsonl":
+        click.secho(line(_COLUMNS), bold=wide or None)
 
-
-def _printing(line: Callable[[Expiry], str]) -> Writer:
     def write(events: Iterable[Expiry]) -> None:
         for event in events:
-            click.echo(line(event))
+            click.echo(json.dumps(event.body | {"shard": event.shard}) if form == "jsonl" else line(_row(event)))
 
     return write
-
-
-def _json(event: Expiry) -> str:
-    return json.dumps(event.body | {"shard": event.shard})
 
 
 def _csv(cells: Iterable[object]) -> str:
@@ -205,16 +186,13 @@ def _tabs(cells: Iterable[object]) -> str:
 
 
 def _columns(left: int) -> Callable[[Iterable[object]], str]:
-    """
-    Columns of a fixed width, as many as fit into `left` characters, because rows are printed as they come. A longer
-    value is not cut, and moves the rest of the line.
-    """
+    """As many columns of fixed width as fit into `left` characters; a longer value shifts the rest of its line."""
     from rich.cells import cell_len  # noqa: PLC0415 - only for a terminal
 
     widths = list[int]()
     for width in _COLUMNS.values():
         left -= width + 2
-        if left < 0 and len(widths) >= _LEAST:
+        if left < 0 and len(widths) >= _MIN_COLUMNS:
             break
         widths.append(width)
 

@@ -1,4 +1,4 @@
-"""`sweeperd kinds accept`: prove a kind by hand."""
+"""`sweeperd kinds accept`: lets an operator vouch for the settings of a kind."""
 
 from collections.abc import Iterator, Sequence
 
@@ -24,13 +24,12 @@ def command() -> None:
 @changing
 def accept(change: Change, name: str) -> None:
     """
-    Declare that the settings of a kind are right, although none of its entries was seen alive.
+    Accept the settings of a kind that has no entry alive to prove them.
 
-    The next tick takes the held entries out of the index: those without a hash, and those whose state the settings do
-    not name. Nothing is given back for them and no event tells of them. First see `sweeperd check` and `sweeperd show`.
+    The next tick removes the held entries from the index: those without a hash, and those in a state that the settings
+    do not name. It gives nothing back for them and sends no event. Look at `sweeperd check` and `sweeperd show` first.
     """
     check_name("kind", name, [kind.name for kind in change.settings.kinds])
-
     accepted = list[AcceptedKind]()
 
     def find(shard: Shard) -> Backlog:
@@ -40,7 +39,7 @@ def accept(change: Change, name: str) -> None:
         unproven = [backlog for backlog in found if not backlog.proven]
         held = sum(backlog.held for backlog in unproven)
         because = next((f" ({backlog.held_because})" for backlog in unproven if backlog.held_because), "")
-        text = f"Accept the settings of {name}? {held} entries are held{because} and will leave the index."
+        text = f"Accept the settings of {name}? {held} entries are held{because} and will be removed from the index."
         return text if unproven else ""
 
     def work(shard: Shard, backlog: Backlog) -> Iterator[Changed]:
@@ -53,5 +52,5 @@ def accept(change: Change, name: str) -> None:
     change.carry_out(Action.ACCEPT_KIND, find, question, work)
     change.report(KindAcceptDocument(kind=name, shards=accepted, down=change.down))
     for each in accepted:
-        text = f"is accepted; held: {each.held}" if each.accepted else "is proven already"
-        change.output.say(f"{name} {text} on {each.shard}")
+        text = f"accepted, {each.held} entries are held" if each.accepted else "already proven"
+        change.output.say(f"{name} on {each.shard}: {text}")

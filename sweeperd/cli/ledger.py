@@ -1,8 +1,9 @@
-"""`sweeperd ledger`."""
+"""`sweeperd ledger`: shows budgets of the ledger."""
 
 import click
 from pydantic import Field
 
+from sweeperd.cli.options import limit_option
 from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import SweepSettings
@@ -13,7 +14,7 @@ from sweeperd.store.shard import Shard
 
 @click.group("ledger")
 def command() -> None:
-    """The budgets of the ledger. Nothing here changes a budget; see `sweeperd reconcile --repair-budget`."""
+    """Show budgets of the ledger. `sweeperd reconcile --repair-budget` repairs one."""
 
 
 class BudgetDocument(Document):
@@ -22,8 +23,8 @@ class BudgetDocument(Document):
     shard: str
     address: str
     key: Text
-    fields: dict[Text, Text] = Field(description="The hash of the budget as it stands.")
-    held: int = Field(description="What its reservations hold together.")
+    fields: dict[Text, Text] = Field(description="The hash of the budget.")
+    held: int = Field(description="The sum that its reservations hold.")
     reservations: Count
     holders: list[HolderDocument] = Field(description="Up to --limit.")
 
@@ -36,14 +37,14 @@ class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"
 
 @command.command("show")
 @click.argument("budget")
-@click.option("--limit", type=click.IntRange(1, 100_000), default=100, help="Reservations shown for a shard.")
+@limit_option(100_000, "Show up to this many reservations per shard.")
 @on_shards()
 def show(run: Run, budget: str, limit: int) -> None:
     """
-    A budget's balances, and every reservation with an amount of the budget.
+    Show a budget's balances and every reservation that holds a part of it.
 
-    BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command walks over all reservations, and
-    takes a while. Exit code 1 if no shard has the budget.
+    BUDGET is <scope>:<unit>, such as tenant:acme/workspace:prod:TOKENS. The command reads all reservations, which may
+    take a while. Exit code 1 if no shard has the budget.
     """
     read = run.each(lambda shard: _read(shard, run.settings.sweep, budget, limit))
     documents = [document for _, document in read if document]
@@ -76,4 +77,4 @@ def _show(output: Output, document: BudgetDocument) -> None:
     columns = ("id", "amount", "tenant", "state", "expires_at")
     output.table(columns, [[getattr(each, column) for column in columns] for each in holders])
     if len(holders) < document.reservations:
-        warn(f"only the first {len(holders)} are shown; see --limit")
+        warn(f"showing the first {len(holders)} only; raise --limit for more")

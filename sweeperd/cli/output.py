@@ -1,4 +1,4 @@
-"""The output of subcommands: tables and colours on a terminal, else tab-separated lines; JSON if asked for."""
+"""Prints what subcommands report: tables for a terminal, tab-separated lines for a pipe, or JSON."""
 
 import contextlib
 import enum
@@ -12,76 +12,72 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sweeperd.cli.options import json_address, text_address
+from sweeperd.cli.options import OPEN_SHARDS
 from sweeperd.document import Document
-from sweeperd.text import timestamp
 
 if TYPE_CHECKING:
     from sweeperd.cli.screen import Screen
+    from sweeperd.store.shard import Shard
 
-__all__ = ["timestamp"]
-
-#: The longest cell of a table on a terminal, characters.
-CELL = 60
-# What a terminal would obey or cannot show: controls, and what turns the direction of writing or ends a line.
+# Control characters, line separators, and what changes the direction of writing.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
 
 
 def printable(value: object) -> str:
-    """Text for any terminal: what a terminal would obey or cannot show is escaped (`\\x1b`)."""
+    """The text with every character escaped that a terminal would interpret or cannot show (`\\x1b`)."""
     return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
 
 
-def shortened(text: str, limit: int = CELL) -> str:
-    """If the text is longer than `limit`: the beginning and the end."""
+def shortened(text: str, limit: int = 60) -> str:
+    """The text, or its beginning and end if it is longer than `limit`."""
     return text if len(text) <= limit else f"{text[: limit - 8]}…{text[-7:]}"
 
 
-#: The colour of each `HealthLevel`; None: neither good nor bad.
+#: The colour of each `HealthLevel`, or of none.
 LEVEL_STYLES = {"good": "green", "watch": "yellow", "bad": "red", None: "dim"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value with a style of rich, such as `red`; the style shows on a terminal only."""
+    """A value with a style of rich, such as `red`."""
 
     value: object
     style: str = ""
 
 
 class Output:
-    """The output of a command. `as_json`: nothing but JSON goes to standard output."""
+    """The output of a command. With `as_json`, standard output carries JSON only."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        #: Whether tables, colours and questions make sense.
         self.terminal = sys.stdout.isatty() and not as_json
         self._address_named = False
 
     @functools.cached_property
     def screen(self) -> "Screen":
-        """The terminal, if there is one."""
         from sweeperd.cli.screen import Screen  # noqa: PLC0415 - it imports rich
 
         return Screen()
 
     def json(self, document: Document | dict[str, Any]) -> None:
-        """Print a JSON document on a line, with `address`."""
+        """Print a JSON document with `address` on one line."""
         values = document.as_json() if isinstance(document, Document) else document
         click.echo(json.dumps(with_address(values), default=Document.as_json))
 
     def name_address(self) -> None:
-        """Name the address of the shards on standard error, unless this command has done so before."""
+        """Print the shards' addresses on standard error, once per command."""
         if text := self.first_line():
             click.echo(f"sweeperd: on {text}", err=True)
 
     def first_line(self) -> str:
-        """The address for the first line of a table; empty if this command has named the address."""
-        named, self._address_named = self._address_named, True
-        return "" if named else printable(text_address())
+        """The shards' addresses, with the names of several shards and with key prefixes; empty at the second call."""
+        if self._address_named:
+            return ""
+        self._address_named, shards = True, _open_shards()
+        return printable(", ".join((f"{shard.name} " if len(shards) > 1 else "") + _place(shard) for shard in shards))
 
     def say(self, text: str, style: str = "") -> None:
-        """A line for people; nothing if `--json` is given."""
+        """Print a line, unless `--json` is given."""
         if not self.as_json:
             self.name_address()
         if self.terminal:
@@ -90,11 +86,7 @@ class Output:
             click.echo(printable(text))
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """
-        Rows of values or `Cell`s. On a terminal values are never cut, and columns without a value are left out; a table
-        wider than the terminal becomes a list of records. If there is no terminal: tab-separated lines, the names
-        first. Above the first table of a command stands the address of the shards.
-        """
+        """Print rows of values or `Cell`s; the first table of a command is preceded by the shards' addresses."""
         if address := self.first_line():
             click.secho(address, dim=True)
         if self.terminal:
@@ -107,10 +99,10 @@ class Output:
     def check_consent(self, question: str, *, yes: bool) -> None:
         """Raises click.UsageError if neither `yes` nor a terminal can answer the question."""
         if not yes and (self.as_json or not sys.stdin.isatty()):
-            raise click.UsageError(f"{printable(question)} This is no terminal to ask on; use --yes")
+            raise click.UsageError(f"{printable(question)} There is no terminal to confirm on; use --yes")
 
     def confirm(self, question: str, *, yes: bool) -> None:
-        """Go on only if the operator agrees. Raises click.UsageError without a terminal to ask on."""
+        """Ask the operator, and exit unless the answer is yes."""
         self.check_consent(question, yes=yes)
         if yes:
             return
@@ -122,10 +114,7 @@ class Output:
 
 @contextlib.contextmanager
 def stage_bars(label: Callable[[str], str], *, show: bool, show_pos: bool = False) -> Iterator[Callable[..., None]]:
-    """
-    The progress of work in stages, on standard error if `show`: a bar with an estimate for each stage, one at a time.
-    The block gets a function of the stage, how much is done, and how much there is so far.
-    """
+    """Yield a function (stage, done, total) that draws a progress bar per stage on standard error if `show`."""
     if not show:
         yield lambda *_: None
         return
@@ -148,12 +137,21 @@ def stage_bars(label: Callable[[str], str], *, show: bool, show_pos: bool = Fals
 
 
 def with_address(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with the address of the command's shards in front; unchanged if there are none."""
-    address = json_address()
-    return document if address is None else {"address": address} | document
+    """The document with the addresses of the command's shards in front, if it uses any."""
+    address = ", ".join(shard.address for shard in _open_shards())
+    return {"address": address} | document if address else document
+
+
+def _open_shards() -> list["Shard"]:
+    context = click.get_current_context(silent=True)
+    return context.meta.get(OPEN_SHARDS, []) if context else []
+
+
+def _place(shard: "Shard") -> str:
+    prefix = shard.keys.prefix.decode("utf-8", "backslashreplace")
+    return f"{shard.address} prefix {prefix}" if prefix else shard.address
 
 
 def plain(cell: object) -> object:
-    """The value of a cell, without its style."""
     value = cell.value if isinstance(cell, Cell) else cell
     return "" if value is None else value

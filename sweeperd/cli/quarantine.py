@@ -1,8 +1,5 @@
-"""
-`sweeperd quarantine`: list what was set aside, put entries back after a repair, dismiss or adopt entries.
-"""
+"""`sweeperd quarantine`: lists, requeues, dismisses or adopts quarantined entries."""
 
-import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +10,8 @@ from typing import Any
 import click
 
 from sweeperd.cli.change import Change, Changed, Verb, selecting
-from sweeperd.cli.options import kind_option
-from sweeperd.cli.output import Cell, Output
+from sweeperd.cli.options import kind_option, limit_option
+from sweeperd.cli.output import Cell
 from sweeperd.cli.shards import Run, on_shards, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.quarantine import (
@@ -34,36 +31,30 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.text import candidates, decode, span, whole
 
-#: How many entries are named if they stay, how many units are summed, how many entries a round trip adopts.
+#: The most entries that are named if they stay, units that are summed, and entries that a round trip adopts.
 NAMED, UNITS, BATCH = 100, 20, 100
-#: In these states a reservation holds nothing any more.
+#: The states in which a reservation holds nothing.
 _FINAL = (b"COMMITTED", b"RELEASED", b"EXPIRED")
 
-reason_option = click.option("--reason", metavar="REASON", help="Only those set aside for this reason.")
+reason_option = click.option("--reason", metavar="REASON", help="Only entries with this reason.")
 
 
 @click.group("quarantine")
 def command() -> None:
     """
-    Reservations that the sweep could not decide or not release exactly. Such a reservation keeps its state and its
-    budget, and no sweep reads the reservation any more.
+    Manage entries that the sweep could not decide or could not release exactly. A quarantined reservation keeps its
+    state and its budget, and is no longer swept.
     """
 
 
 @command.command("list")
 @reason_option
-@click.option("--tenant", metavar="TENANT", help="Only those of this tenant.")
-@click.option(
-    "--limit",
-    metavar="NUMBER",
-    type=click.IntRange(1, 100_000),
-    default=100,
-    help="At most so many of each shard, the oldest first.",
-)
+@click.option("--tenant", metavar="TENANT", help="Only this tenant's.")
+@limit_option(100_000, "Show up to this many per shard, oldest first.")
 @kind_option
 @on_shards()
 def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: str | None) -> None:
-    """Reason, age, tenant, and what each holds in each of its scopes."""
+    """List entries with reason, age, tenant, and the amount that each holds in every scope."""
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
     name = _kind(run, kind, reason)
 
@@ -83,7 +74,7 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
         return
     for listed in found:
         if listed.more:
-            click.echo(f"there are more on shard {listed.shard}, {listed.quarantined} in all: see --limit", err=True)
+            click.echo(f"shard {listed.shard} has {listed.quarantined}; raise --limit for more", err=True)
     reasons = _reasons(run, name)
     for why in sorted({entry.reason for listed in found for entry in listed.entries} & reasons.keys()):
         if run.output.terminal:
@@ -95,10 +86,9 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
 @kind_option
 def requeue(change: Change, **selected: Any) -> None:
     """
-    Put entries back into the index after their repair, for the next sweep to decide: by ID, by --reason, or --all.
+    Put repaired entries back into the index for the next sweep: by ID, by --reason, or --all.
 
-    An entry that a sweep would set aside again stays on the list. It is named with its present reason, and the exit
-    code is 1.
+    An entry that a sweep would quarantine again stays. It is listed with its current reason, and the exit code is 1.
     """
     verb: _Verb = Verb(Action.REQUEUE, "Put {} back into the index?", "requeued", Quarantine.requeue)
     _change_entries(change, verb, **selected)
@@ -109,21 +99,21 @@ def requeue(change: Change, **selected: Any) -> None:
 @kind_option
 def dismiss(change: Change, **selected: Any) -> None:
     """
-    Take entries off the list, and change nothing else: by ID, by --reason, or --all.
+    Remove entries from the quarantine and change nothing else: by ID, by --reason, or --all.
 
-    Their hashes and budgets stay as they are. What an ACTIVE one holds stays locked, and no sweep will release it.
+    Hashes and budgets stay unchanged, so what an ACTIVE entry holds stays locked, and no sweep will release it.
     """
-    question = "Take {} off the list? What they hold stays locked."
+    question = "Remove {} from the quarantine? What they hold stays locked."
     _change_entries(change, Verb(Action.DISMISS, question, "dismissed", Quarantine.dismiss), **selected)
 
 
 @command.command("adopt")
-@selecting("All of them; this walks over all reservations.")
+@selecting("All of them; this reads all reservations.")
 def adopt_(change: Change, ids: tuple[str, ...]) -> None:
     """
-    Take over what another sweeper set aside: by ID, or --all. `quarantine list` and `requeue` work for it afterwards.
+    Take over what another sweeper quarantined, so that `list` and `requeue` see it: by ID, or --all.
 
-    Another sweeper marks the reservation only. `sweeperd reconcile` finds such marks.
+    Another sweeper only marks the reservation. `sweeperd reconcile` finds such marks.
     """
     adopted: list[bytes] = []
 
@@ -133,7 +123,7 @@ def adopt_(change: Change, ids: tuple[str, ...]) -> None:
 
     def question(found: Sequence[list[bytes]]) -> str:
         total = sum(map(len, found))
-        return f"Take {'these' if ids else total} into the quarantine?" if total else ""
+        return f"Adopt {'these' if ids else total} into the quarantine?" if total else ""
 
     def work(shard: Shard, wanted: Sequence[bytes]) -> Iterator[Changed]:
         target = ""
@@ -145,7 +135,7 @@ def adopt_(change: Change, ids: tuple[str, ...]) -> None:
 
     change.carry_out(Action.ADOPT, find, question, work)
     taken = {text for text in ids if set(adopted).intersection(candidates(text))}
-    change.check_named(ids, taken, "has no mark of another sweeper")
+    change.check_named(ids, taken, "was not quarantined by another sweeper")
     change.report(AdoptDocument(adopted=len(adopted), down=change.down))
     change.output.say(f"adopted {_entries(len(adopted))}")
 
@@ -155,11 +145,11 @@ _Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineCh
 
 @dataclass
 class _Tally:
-    """What became of the entries."""
+    """The results of a change."""
 
     done: int = 0
     stay: int = 0
-    #: The first entries that stay: shard, id, reason.
+    #: Shard, id and reason of the first entries that stay.
     stays: list[tuple[str, str, str]] = field(default_factory=list)
     #: Unit -> the amount that the changed entries hold in each of their scopes.
     held: Counter[str] = field(default_factory=Counter)
@@ -183,10 +173,9 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
     name, seen, tally = _kind(change, kind, reason), set[str](), _Tally()
 
     def find(shard: Shard) -> tuple[QuarantineFilter, int]:
-        """Which entries are meant, and how many they are."""
         quarantine = _quarantine(change, shard, name)
         if not ids:
-            # What is set aside while the operator thinks is not what the question was about.
+            # The operator is not asked about entries that arrive later.
             until_ms = quarantine.last_ms()
             wanted = QuarantineFilter(reason=reason, until_ms=until_ms)
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
@@ -204,18 +193,18 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
-        with _progress(change.output, verb.done, count) as advance:
+        hidden, label = not change.output.terminal or count < NAMED, verb.done.capitalize()
+        with click.progressbar(length=count, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
             for page in verb.act(_quarantine(change, shard, name), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)
-                advance(len(page))
+                bar.update(len(page))
 
     change.carry_out(verb.action, find, question, work)
     _report(change, verb, tally, _reasons(change, name))
 
 
 def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, str]) -> None:
-    """Print what was done, and what was not done and why. `reasons`: each with its meaning."""
     held = dict(tally.held.most_common(UNITS)) if verb.action is Action.DISMISS else None
     if change.output.as_json:
         stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in tally.stays]
@@ -234,17 +223,8 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
         change.fail(f"{_entries(tally.stay)} not {verb.done}")
 
 
-@contextlib.contextmanager
-def _progress(output: Output, done: str, total: int) -> Iterator[Callable[[int], None]]:
-    if not output.terminal or total < NAMED:
-        yield lambda _: None
-        return
-    with click.progressbar(length=total, label=done.capitalize(), show_pos=True, file=sys.stderr) as bar:
-        yield bar.update
-
-
 def _kind(run: Run, kind: str | None, reason: str | None) -> str:
-    """The name of the kind that is meant. Raises click.BadParameter if no entry of the kind can have this reason."""
+    """The name of the selected kind. Raises click.BadParameter if its entries cannot have this reason."""
     name = one_kind(run.settings, kind)
     reasons = _reasons(run, name)
     may_have_more = kinds_of(run.settings, run.shards[0])[name].more_reasons
@@ -262,7 +242,6 @@ def _quarantine(run: Run, shard: Shard, kind: str) -> Quarantine:
 
 
 def _target(wanted: QuarantineFilter) -> str:
-    """Which entries, for the record."""
     if wanted.ids is not None:
         return " ".join(map(decode, wanted.ids))
     return f"reason {wanted.reason}" if wanted.reason else "all"

@@ -1,4 +1,4 @@
-"""`sweeperd reconcile`: walk, and repair the index or one budget."""
+"""`sweeperd reconcile`: compares index and budgets with the reservations, and repairs them on request."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -33,44 +33,38 @@ _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference",
 
 
 @click.command("reconcile")
-@click.option("--repair", is_flag=True, help="Afterwards mend the index and TTLs; budgets are not changed.")
-@click.option("--last", is_flag=True, help="Walk nothing; show what the daemon's last walks found.")
+@click.option("--repair", is_flag=True, help="Repair the index and TTLs afterwards; budgets are not changed.")
+@click.option("--last", is_flag=True, help="Show what the daemon's last walks found, without a new walk.")
 @click.option(
     "--repair-budget",
     "budget",
     metavar="BUDGET",
-    help="Walk twice for one budget, <scope>:<unit>, and end its drift if both walks agree on it.",
+    help="Walk twice for one budget, <scope>:<unit>, and repair its drift if both walks agree.",
 )
-@click.option(
-    "--rate", type=click.IntRange(1), help="Keys per second, at most.  [default: all that an idle Redis allows]"
-)
-@click.option("--limit", type=click.IntRange(0, 100_000), default=FINDINGS, help="Findings shown for a shard.")
-@click.option(
-    "--kind", metavar="NAME", help="Walk this kind.  [default: reservations, or the only kind; with --last all]"
-)
+@click.option("--rate", type=click.IntRange(1), help="Up to this many keys per second.  [default: adapts to Redis]")
+@click.option("--limit", type=click.IntRange(0, 100_000), default=FINDINGS, help="Show up to this many per shard.")
+@click.option("--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind; with --last all]")
 @changing
 def command(
     change: Change, repair: bool, last: bool, budget: str | None, rate: int | None, limit: int, kind: str | None
 ) -> None:
     """
-    Walk all reservations while traffic goes on, and report what the sweep cannot see.
+    Walk all reservations under live traffic, and report what the sweep cannot see.
 
-    The walk finds ACTIVE reservations that the index lacks, index entries without a reservation, scores that differ
-    from the reservation, living hashes whose TTL ends too early, reservations that another sweeper set aside, and
-    budgets whose reserved is not what their reservations hold. The walk is fast if Redis is idle, and makes way for
-    other clients. Of a configured kind (--kind) the walk finds hashes that the index lacks, index entries without a
-    hash, scores that are too late, TTLs that end too early, and counters of the kind's `sums` that are not what the
-    active hashes hold. If no entry of the kind was seen alive yet, --repair leaves the index entries without a hash.
+    The walk finds ACTIVE reservations that the index lacks, index entries without a reservation, wrong scores, TTLs
+    that end too early, reservations that another sweeper quarantined, and budgets whose reserved differs from what
+    their reservations hold. For a configured kind (--kind) it compares the counters in `sums`; while the kind is
+    unproven, --repair keeps index entries without a hash. The walk slows down when other clients use Redis.
 
-    Exit codes: 0 nothing found, or all of it mended; 1 something is left, or a shard could not be walked; 2 bad option
-    or configuration.
+    Exit codes: 0 nothing found, or everything repaired; 1 something is left, or a shard could not be walked; 2 bad
+    option or configuration.
     """
     if (repair, last, budget is not None).count(True) > 1:
         raise click.UsageError("--repair, --last and --repair-budget exclude each other")
     if kind is not None and budget is not None:
         raise click.UsageError("--repair-budget is about reservations")
     if repair or budget is not None:
-        change.output.check_consent("Mend what the walk finds?", yes=change.yes)
+        change.output.check_consent("Repair what the walk finds?", yes=change.yes)
     if budget is not None:
         _repair_budget(change, budget, rate)
         return
@@ -80,7 +74,7 @@ def command(
 
 
 def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
-    """Show what the daemon's last walks found. A shard without a report is a problem."""
+    """Show what the daemon's last walks found. A missing report is a problem."""
     kinds = kind_names(change.settings)
     if kind is not None:
         check_name("kind", kind, kinds)
@@ -94,7 +88,7 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
     for shard, kept in change.each(reports):
         for name, report in kept:
             if report is None:
-                change.fail(f"shard {shard.name}: the daemon has not finished a walk over {name} yet")
+                change.fail(f"shard {shard.name}: no daemon has finished a walk over {name} yet")
             else:
                 found.append(report)
     _show(change, found, repair=False)
@@ -102,7 +96,7 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
 
 
 def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool) -> list[WalkedShardDocument]:
-    """Walk over a kind, show `limit` findings of each shard, and mend if asked to."""
+    """Walk over a kind, show `limit` findings of each shard, and repair if `repair`."""
     reports, asked = dict[str, WalkedShardDocument](), False
 
     def walk(shard: Shard) -> ReconcileReport:
@@ -117,7 +111,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
         count = sum(len(report.mendable) for report in walked) if repair else 0
         if asked := count > 0 and not change.yes:
             _show(change, list(reports.values()), repair=True)
-        return f"Mend {count} of these?" if count else ""
+        return f"Repair {count} of these?" if count else ""
 
     def work(shard: Shard, report: ReconcileReport) -> Iterator[Changed]:
         if repair and report.mendable:
@@ -136,7 +130,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
 
 
 def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool) -> None:
-    """Print the reports: a JSON document; or a table of the findings, and a few lines for each walk."""
+    """Print the reports as JSON, or as a table of findings with a summary of each walk."""
     output = change.output
     if output.as_json:
         document = {
@@ -167,11 +161,10 @@ def _rows(walk: WalkedShardDocument) -> Iterator[Sequence[object]]:
             cells = (finding.id, finding.score, finding.deadline, None)
             if finding.ttl_ms is not None:
                 cells = (finding.id, f"TTL {span(finding.ttl_ms / 1000)}", finding.deadline, None)
-        yield walk.shard, walk.kind, fault, *cells, "mended" if finding.mended else None
+        yield walk.shard, walk.kind, fault, *cells, "repaired" if finding.mended else None
 
 
 def _summary(walk: WalkedShardDocument) -> str:
-    """A few lines about a walk, for any terminal."""
     return "\n".join(map(printable, _lines(walk)))
 
 
@@ -182,21 +175,18 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
         f"in {walk.duration_seconds:.1f} s; found {_counts(found)}"
     )
     if any(walk.mended.values()):
-        yield f"{name}: mended {_counts(walk.mended)}"
+        yield f"{name}: repaired {_counts(walk.mended)}"
     yield from (f"  {fault.value}: {fault.meaning}" for fault in Fault if found.get(fault.value))
     if walk.truncated:
-        yield f"  only the first {len(walk.findings)} are shown; see --limit"
+        yield f"  showing the first {len(walk.findings)} only; raise --limit for more"
     if walk.resumed:
-        yield "  the walk went on from the place of an earlier walk that was interrupted"
+        yield "  the walk resumed an earlier walk that was interrupted"
     if walk.counters_unjudged:
-        yield f"  {walk.counters_unjudged} counters not judged: too much happened, or something cannot be read"
+        yield f"  {walk.counters_unjudged} counters were not judged: they changed too much, or cannot be read"
     if walk.unreadable:
-        yield (
-            f"  what {walk.unreadable} active hashes hold cannot be read: "
-            "their budgets are not judged, and sums lack the amounts"
-        )
+        yield f"  {walk.unreadable} active hashes cannot be read: their budgets are not judged, and sums omit them"
     if walk.far_ahead:
-        unit = f"; they are probably in {walk.far_ahead_unit}, not in milliseconds" if walk.far_ahead_unit else ""
+        unit = f"; they are probably in {walk.far_ahead_unit} instead of milliseconds" if walk.far_ahead_unit else ""
         yield f"  the deadlines of {walk.far_ahead} index entries are more than 100 years ahead{unit}"
     if walk.dismissed:
         yield f"  {walk.dismissed} reservations were dismissed from the quarantine and still hold their amounts"
@@ -210,12 +200,9 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def _repair_budget(change: Change, name: str, rate: int | None) -> None:
-    """
-    Judge and repair a budget. If the operator is asked, the budget is judged before and after the
-    question, because traffic or another operator may change the budget in between.
-    """
+    """Judge a budget before the question, and again before the repair, because it may change in between."""
     if len(change.shards) > 1:
-        raise click.UsageError("there are several shards; name with --shard the one that has the budget")
+        raise click.UsageError("there are several shards; choose the one with the budget by --shard")
     key, sweep = change.shards[0].keys.budget_stem + name.encode("utf-8", "surrogateescape"), change.settings.sweep
 
     def judge(shard: Shard) -> BudgetRepair:
@@ -233,9 +220,8 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
         for judged in found:
             if judged.result == DRIFT and (drift := judged.difference) is not None:
                 _say_numbers(change, name, drift)
-                if drift.least < 0:
-                    return f"Add {-drift.least} to reserved of {name} and take it from remaining?"
-                return f"Take {drift.least} out of reserved of {name} and add it to remaining?"
+                source, target = ("remaining", "reserved") if drift.least < 0 else ("reserved", "remaining")
+                return f"Move {abs(drift.least)} from {source} to {target} of {name}?"
         return ""
 
     change.carry_out(Action.REPAIR_BUDGET, judge, question, work)
@@ -246,13 +232,12 @@ def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:
     if drift is not None and drift.is_drift:
         _say_numbers(change, name, drift)
     change.output.say(f"{name}: {done.result}")
-    numbers = drift and {"reserved": drift.reserved, "held": drift.held, "difference": drift.least}
-    document = {"budget": name, "result": done.result, **(numbers or {})}
-    change.report(RepairBudgetDocument.model_validate(document))
+    numbers = {"reserved": drift.reserved, "held": drift.held, "difference": drift.least} if drift else {}
+    change.report(RepairBudgetDocument.model_validate({"budget": name, "result": done.result, **numbers}))
     if done.result not in ("repaired", NO_DRIFT):
         judged = not done.result.startswith("not judged")
         change.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")
 
 
 def _say_numbers(change: Change, name: str, drift: Difference) -> None:
-    change.output.say(f"{name}: reserved {drift.reserved}, its reservations hold {drift.held}")
+    change.output.say(f"{name}: {drift.reserved} reserved, {drift.held} held by its reservations")

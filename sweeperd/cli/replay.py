@@ -1,6 +1,5 @@
-"""`sweeperd replay`."""
+"""`sweeperd replay`: delivers the events of a time span to one endpoint again."""
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -8,9 +7,11 @@ import click
 from pydantic import AliasPath, Field
 
 from sweeperd.cli.change import Change, Changed, changing
-from sweeperd.cli.options import Exit, Moment, fail, moment, stop_on_signals
-from sweeperd.cli.output import printable, timestamp
+from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.options import Exit, fail
+from sweeperd.cli.output import printable
 from sweeperd.cli.shards import endpoint_of, warn
+from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down
 from sweeperd.document import Moment as At
@@ -19,21 +20,20 @@ from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, ReplayStore, described
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
+from sweeperd.text import decode, timestamp
 
-#: Between two readings of the progress, seconds.
-READ_EVERY = 0.5
-#: The command ends if so many readings in a row find nothing but events waiting for the next attempt.
-WAITING_READINGS = 10
+#: Seconds between polls of the progress.
+POLL_EVERY = 0.5
+#: The command ends after this many polls in a row that find only events waiting for their next attempt.
+WAITING_POLLS = 10
 
 
 @dataclass
 class _Replay:
-    """The replay on a shard, as far as the command is."""
+    """A replay on a shard. It is running if this command (`began`) or an earlier one started it."""
 
     shard: Shard
     note: ReplayNote
-    #: Whether the replay runs, because this command (`began`) or an earlier command has begun the replay.
     running: bool
     began: bool = False
     progress: ReplayProgress = field(default_factory=ReplayProgress)
@@ -48,14 +48,14 @@ class ShardReplay(Document):
     )
     since: At = Field(validation_alias=AliasPath("note", "since_ms"))
     until: At = Field(validation_alias=AliasPath("note", "until_ms"))
-    events: Count = Field(validation_alias=AliasPath("note", "events"), description="How many events it is about.")
-    began: bool = Field(description="Whether this command began it.")
+    events: Count = Field(validation_alias=AliasPath("note", "events"), description="How many events it replays.")
+    began: bool = Field(description="Whether this command started it.")
     ended: bool = Field(
         validation_alias=AliasPath("progress", "ended"),
         description="Whether all of its events were delivered, or it was cancelled.",
     )
     left: Count = Field(
-        validation_alias=AliasPath("progress", "left"), description="How many are not delivered, about."
+        validation_alias=AliasPath("progress", "left"), description="About how many are not delivered yet."
     )
 
 
@@ -67,13 +67,13 @@ class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
 
 
 @click.command("replay")
-@click.option("--endpoint", "name", metavar="NAME", required=True, help="Who gets them again.")
-@click.option("--since", callback=moment, metavar="TIME", help="From then on, that moment included.")
-@click.option("--until", callback=moment, metavar="TIME", help="Up to then, that moment not included.  [default: now]")
+@click.option("--endpoint", "name", metavar="NAME", required=True, help="The endpoint to deliver to.")
+@click.option("--since", callback=moment, metavar="TIME", help="Start of the span, inclusive.")
+@click.option("--until", callback=moment, metavar="TIME", help="End of the span, exclusive.  [default: now]")
 @click.option("--tenant", metavar="NAME", help="Only this tenant's.")
 @click.option("--event-type", metavar="TYPE", help="Only this type, such as reservation.expired, or category.")
-@click.option("--detach", is_flag=True, help="Begin, and do not wait for the end.")
-@click.option("--cancel", is_flag=True, help="End the replay to this endpoint that is running.")
+@click.option("--detach", is_flag=True, help="Start the replay without waiting for its end.")
+@click.option("--cancel", is_flag=True, help="Cancel the running replay to this endpoint.")
 @changing
 def command(
     change: Change,
@@ -86,20 +86,20 @@ def command(
     cancel: bool,
 ) -> None:
     """
-    Deliver the events from --since up to --until to an endpoint again, with the same webhook-id.
+    Deliver the events from --since to --until to an endpoint again, with the same webhook-id.
 
-    A time is the moment of the expiry, written as in `sweeperd expired`: 2026-11-21T12:00:05Z, 12:00, or 15m for so
-    long ago. The settings of the endpoint select the events. The events are counted first.
+    The span selects by time of expiry: 2026-11-21T12:00:05Z, 12:00, or a duration such as 15m ago. The endpoint's
+    filters apply.
 
-    The processes that deliver do the work, and the command waits for them. If the command is ended, the replay goes
-    on, and the same command waits again. Each endpoint has a single replay at a time.
+    The daemons that deliver do the work, and the command waits for them. If you interrupt the command, the replay
+    continues; run the same command to wait again. Each endpoint has one replay at a time.
 
-    Exit code 3 if all events were sent and some of them wait for their next attempt.
+    Exit code 3 if all events were sent and some wait for their next attempt.
     """
     if cancel == (since is not None):
-        raise click.UsageError("either --since, or --cancel")
+        raise click.UsageError("give either --since or --cancel")
     if since is None:
-        # Also if the endpoint is not in the configuration any more.
+        # The endpoint may have been removed from the configuration.
         replays = _cancel(change, name)
     else:
         endpoint = endpoint_of(change.settings, name)
@@ -112,7 +112,7 @@ def command(
     change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     if waiting and not detach:
-        fail(f"all events were sent; {waiting} wait for their next attempt", Exit.UNDELIVERED)
+        fail(f"all events were sent, and {waiting} wait for their next attempt", Exit.UNDELIVERED)
 
 
 def _prepare(
@@ -123,19 +123,18 @@ def _prepare(
     tenant: str | None,
     event_type: str | None,
 ) -> _Replay:
-    """Take up the running replay, or count the events of a new replay. Ends the process if neither is possible."""
+    """Resume the running replay, or count the events of a new one. Exits if another one runs."""
     now = shard.read_clock()
-    span = ReplaySpan(since.on(now), now if until is None else until.on(now), tenant, event_type)
+    span = ReplaySpan(since.resolve(now), now if until is None else until.resolve(now), tenant, event_type)
     if span.since_ms >= span.until_ms:
-        fail("--since is not before --until", Exit.USAGE)
+        fail("--since must be before --until", Exit.USAGE)
     if span.until_ms > now:
-        fail(f"--until is yet to come: it is {timestamp(now)} by redis's clock", Exit.USAGE)
+        fail(f"--until is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
     note = ReplayStore(shard).read(endpoint.name)
     if note is not None:
+        same_span = (note.since_ms, note.tenant, note.event_type) == (span.since_ms, tenant, event_type)
         same_end = until is None or note.until_ms == span.until_ms
-        if note.cancelled or (note.since_ms, note.tenant, note.event_type) != (span.since_ms, tenant, event_type):
-            same_end = False
-        if not same_end:
+        if note.cancelled or not same_span or not same_end:
             fail(_other(shard, note), Exit.FAILED)
         return _Replay(shard, note, running=True, progress=ReplayStore(shard).progress(note))
     if missing := retention_gap(shard, span.since_ms):
@@ -147,11 +146,10 @@ def _prepare(
 
 def _other(shard: Shard, note: ReplayNote) -> str:
     if note.cancelled:
-        return f"shard {shard.name}: a replay to {note.endpoint} was cancelled and ends within seconds; try again then"
-    return printable(
-        f"shard {shard.name}: another replay to {note.endpoint} has not ended: `sweeperd replay --endpoint "
-        f"{note.endpoint} {described(note)}` waits for it, and --cancel in place of the span ends it"
-    )
+        return f"shard {shard.name}: a replay to {note.endpoint} was cancelled and ends within seconds; try again"
+    command = f"sweeperd replay --endpoint {note.endpoint}"
+    hint = f"`{command} {described(note)}` waits for it, `{command} --cancel` cancels it"
+    return printable(f"shard {shard.name}: another replay to {note.endpoint} is running: {hint}")
 
 
 def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[_Replay]:
@@ -161,11 +159,11 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
         nonlocal total
         for each in replays:
             if each.running:
-                text = f"the replay to {name} on {each.shard.name} is running already: {each.note.events} events"
-                change.output.say(text)
+                events = each.note.events
+                change.output.say(f"the replay to {name} on {each.shard.name} is already running: {events} events")
         total = sum(each.note.events for each in replays if not each.running)
         if not total and not any(each.running for each in replays):
-            change.output.say(f"there is no event for {name} in that span")
+            change.output.say(f"no events for {name} in this span")
         return f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?" if total else ""
 
     def begin(shard: Shard, each: _Replay) -> Iterator[Changed]:
@@ -173,8 +171,8 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
             return
         result, note = replay.begin(shard, each.note)
         if result != "begun":
-            why = "another one has begun" if result == "running" else "its first events have been trimmed"
-            change.fail(f"shard {shard.name}: since the events were counted, {why}: count again")
+            why = "another replay has started" if result == "running" else "the first events have been trimmed"
+            change.fail(f"shard {shard.name}: {why} since the events were counted; run the command again")
             return
         yield f"{name} {described(note)}", note.events
         each.note, each.running, each.began = note, True, True
@@ -184,31 +182,25 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
 
     replays = change.carry_out(Action.REPLAY, find, question, begin)
     if any(each.began for each in replays):
-        change.output.say(f"the replay of {total} events to {name} has begun")
+        change.output.say(f"started the replay of {total} events to {name}")
     return replays
 
 
 def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
     """Wait until all replays have ended or only wait for their next attempts, or until a signal."""
-    open_ones, readings = [each for each in replays if each.running], 0
-    total = sum(each.note.events for each in open_ones)
-    with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(stop_on_signals())
-        bar = (
-            stack.enter_context(click.progressbar(length=total, label=name))
-            if change.output.terminal and total
-            else None
-        )
-        while open_ones and readings < WAITING_READINGS:
-            for each in open_ones:
-                with change.noted(each.shard):
+    running, polls = [each for each in replays if each.running], 0
+    total = sum(each.note.events for each in running)
+    hidden = not (change.output.terminal and total)
+    with stop_on_signals() as stop, click.progressbar(length=total, label=name, hidden=hidden) as bar:
+        while running and polls < WAITING_POLLS:
+            for each in running:
+                with change.catching(each.shard):
                     each.progress = ReplayStore(each.shard).progress(each.note)
-            open_ones = [each for each in open_ones if not each.progress.ended and not change.is_down(each.shard)]
-            readings = readings + 1 if all(each.progress.only_waits for each in open_ones) else 0
-            if bar is not None:
-                bar.update(total - sum(each.progress.left for each in open_ones) - bar.pos)
-            if open_ones and stop.wait(READ_EVERY):
-                warn(f"the replay to {name} goes on without this command; --cancel ends it")
+            running = [each for each in running if not each.progress.ended and not change.is_down(each.shard)]
+            polls = polls + 1 if all(each.progress.only_waits for each in running) else 0
+            bar.update(total - sum(each.progress.left for each in running) - bar.pos)
+            if running and stop.wait(POLL_EVERY):
+                warn(f"the replay to {name} continues without this command; --cancel cancels it")
                 return
     done = sum(each.note.events for each in replays if each.running and each.progress.ended)
     if done:
@@ -223,7 +215,7 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
     def question(found: Sequence[_Replay | None]) -> str:
         if not any(found):
             change.output.say(f"no replay to {name} is running")
-        return f"End the replay to {name}?" if any(found) else ""
+        return f"Cancel the replay to {name}?" if any(found) else ""
 
     def cancel(shard: Shard, each: _Replay | None) -> Iterator[Changed]:
         if each is None:
@@ -231,7 +223,6 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
         left = ReplayStore(shard).progress(each.note).left
         if replay.cancel(shard, each.note):
             yield f"{name} {described(each.note)}", max(1, left)
-            text = f"the replay to {name} on {shard.name} is cancelled: about {left} events are not sent"
-            change.output.say(text)
+            change.output.say(f"cancelled the replay to {name} on {shard.name}; about {left} events were not sent")
 
     return list(filter(None, change.carry_out(Action.CANCEL_REPLAY, find, question, cancel)))

@@ -1,7 +1,4 @@
-"""
-What subcommands show on a terminal. Only here rich is imported: most commands run without a terminal (by `kubectl
-exec`, cron, in a pipe), and rich takes 2 MiB of memory.
-"""
+"""Shows tables on a terminal; imported only there, because rich takes 2 MiB of memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +12,7 @@ from rich.text import Text
 from sweeperd.cli.output import Cell, plain, printable
 from sweeperd.config import DEFAULT_SHARD
 
-#: The names of the columns, and the rows.
+#: Columns and rows.
 Rows = tuple[Sequence[str], Sequence[Sequence[object]]]
 
 
@@ -27,20 +24,17 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Characters on a line."""
         return self._console.width
 
     def say(self, text: str, style: str) -> None:
-        """A line; the terminal breaks a long one."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        """A table, or records if the table is too wide."""
         shown = fitted(columns, rows, self.width)
         self._console.print(shown, soft_wrap=isinstance(shown, Text))
 
     def watch(self, pictures: Iterable[tuple[Iterable[Rows], Iterable[Cell]]], address: str) -> None:
-        """Show one picture after the other: the address, the tables, and a line for each cell."""
+        """Redraw the screen for each picture: the address, the tables, and a line per cell."""
         with Live(console=self._console, auto_refresh=False, screen=True) as live:
             for tables, lines in pictures:
                 shown = [Padding(fitted(columns, rows, self.width), (0, 0, 1, 0)) for columns, rows in tables]
@@ -48,10 +42,13 @@ class Screen:
 
 
 def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> RenderableType:
-    """The rows as a table of rich; as records if the table does not fit, since no id is broken across two lines."""
-    said = [number for number, name in enumerate(columns) if not rows or _says_something(name, number, rows)]
-    texts = [[_text(row[number]) for number in said] for row in rows]
-    names = [columns[number] for number in said]
+    """
+    The rows as a table without its empty columns. A table wider than the terminal becomes a list of records, so that an
+    id can be copied from one line.
+    """
+    filled = [number for number, name in enumerate(columns) if not rows or _is_filled(name, number, rows)]
+    texts = [[_text(row[number]) for number in filled] for row in rows]
+    names = [columns[number] for number in filled]
     needed = sum(max([cell_len(name), *(text[place].cell_len for text in texts)]) for place, name in enumerate(names))
     if needed + 2 * (len(names) - 1) > width and len(names) > 2:
         return _records(names, texts)
@@ -63,8 +60,8 @@ def fitted(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int)
     return made
 
 
-def _says_something(name: str, number: int, rows: Sequence[Sequence[object]]) -> bool:
-    """Whether a column has a value; the column of shards: whether there is more than the default shard."""
+def _is_filled(name: str, number: int, rows: Sequence[Sequence[object]]) -> bool:
+    """Whether a column has a value; `shard` also needs more than the default shard."""
     values = {str(plain(row[number])) for row in rows}
     return values not in ({""}, {DEFAULT_SHARD} if name == "shard" else {""})
 

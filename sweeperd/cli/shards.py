@@ -1,8 +1,8 @@
 """
-The shards of a command, if some may be down.
+Runs a command on its shards, some of which may be down.
 
-Every command works so: the answers of the other shards are printed; if a shard is down, the command prints a line on
-standard error and adds an entry of `down` in the JSON document (`{"shard", "address", "error"}`); the exit code is 1.
+A shard that is down hides no other: the command prints a line on standard error, adds an entry to `down` in the JSON
+document, and exits with 1.
 """
 
 import contextlib
@@ -26,9 +26,7 @@ T = TypeVar("T")
 
 
 class Run:
-    """
-    A run of a command, with the shards that are down and other problems. `yes`: the operator agrees to every question.
-    """
+    """One run of a command: its shards, and what went wrong on them. `yes` answers every question."""
 
     def __init__(self, settings: Settings, shards: list[Shard], output: Output, *, yes: bool) -> None:
         self.settings = settings
@@ -40,16 +38,15 @@ class Run:
 
     @property
     def down(self) -> list[Any]:
-        """The shards that are down, for the JSON document: each a `DownShard`."""
+        """The shards that are down, for the JSON document."""
         return [trouble.as_dict() for trouble in self._down.values()]
 
     def is_down(self, shard: Shard) -> bool:
-        """Whether the command met trouble on this shard before."""
         return shard.name in self._down
 
     @contextlib.contextmanager
-    def noted(self, shard: Shard) -> Iterator[None]:
-        """An error of this shard's Redis ends the block, and is noted."""
+    def catching(self, shard: Shard) -> Iterator[None]:
+        """End the block at an error of this shard's Redis, and record the shard as down."""
         try:
             with working_on(shard):
                 yield
@@ -58,41 +55,35 @@ class Run:
             self.fail(str(trouble))
 
     def until_down(self, shard: Shard, items: Iterable[T]) -> Iterator[T]:
-        """The items; an error of this shard's Redis ends them, and is noted."""
-        with self.noted(shard):
+        """The items up to an error of this shard's Redis, which is recorded."""
+        with self.catching(shard):
             yield from items
 
     def fail(self, problem: str) -> None:
-        """Print a problem on standard error; the exit code will be 1."""
+        """Print a problem on standard error, and exit with 1 in the end."""
         self._failed = True
         warn(problem)
 
     def end(self) -> None:
-        """End the process with exit code 1 if there was a problem."""
+        """Exit with 1 if there was a problem."""
         if self._failed:
             sys.exit(Exit.FAILED)
 
     def each(self, work: Callable[[Shard], T]) -> list[tuple[Shard, T]]:
-        """Do the work on each shard that answers; returns each such shard with the result."""
+        """Do the work on each shard that is up; returns those shards with the results."""
         done = []
         for shard in self.shards:
-            if self.is_down(shard):
-                continue
-            with self.noted(shard):
-                done.append((shard, work(shard)))
+            if not self.is_down(shard):
+                with self.catching(shard):
+                    done.append((shard, work(shard)))
         return done
 
-    def report(self, document: Document | dict[str, Any]) -> None:
+    def report(self, document: Document) -> None:
         """Print the document if --json is given."""
         if self.output.as_json:
             self.output.json(document)
 
-    def table(
-        self,
-        columns: Sequence[str],
-        rows: Iterable[Sequence[object]],
-        document: Callable[[], Document | dict[str, Any]],
-    ) -> None:
+    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], document: Callable[[], Document]) -> None:
         """Print the rows as a table, or the document if --json is given."""
         if self.output.as_json:
             self.output.json(document())
@@ -101,10 +92,7 @@ class Run:
 
 
 def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
-    """
-    The options --json and --shard of a command. The command gets a `Run`, of this `kind`; afterwards the process ends
-    with exit code 1 if there was a problem. `secrets`: whether the command needs the secrets of the endpoints.
-    """
+    """Give a command --json and --shard, and call it with a `Run` of this `kind`."""
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         @json_option
@@ -123,37 +111,29 @@ def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
 
 
 def warn(text: str) -> None:
-    """Print a line on standard error."""
     click.echo(f"sweeperd: {printable(text)}", err=True)
 
 
 def check_name(kind: str, name: str, known: Iterable[str]) -> None:
-    """End the process if `name` is unknown; the message holds the most similar known name."""
+    """Exit with a hint if the name is unknown."""
     names = sorted(known)
     if name in names:
         return
     close = difflib.get_close_matches(name, names, 1)
-    if close:
-        hint = f"; did you mean {close[0]}?"
-    elif names:
-        hint = f", only {shortened(', '.join(names), 200)}"
-    else:
-        hint = "; there is none"
+    only = f", only {shortened(', '.join(names), 200)}" if names else ""
+    hint = f"; did you mean {close[0]}?" if close else only
     fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)
 
 
 def endpoint_of(settings: Settings, name: str) -> EndpointSettings:
-    """The configured endpoint of this name. Ends the process if there is none."""
+    """The configured endpoint of this name; exits if there is none."""
     known = {endpoint.name: endpoint for endpoint in settings.webhooks.endpoints}
     check_name("endpoint", name, known)
     return known[name]
 
 
 def one_kind(settings: Settings, name: str | None) -> str:
-    """
-    The kind of `--kind`: without the option reservations, or the only kind. Ends the process if there is no such kind,
-    or if there are several and no reservations.
-    """
+    """The kind that `--kind` names, else reservations or the only kind; exits if that is not one kind."""
     names = kind_names(settings)
     if name is not None:
         check_name("kind", name, names)
@@ -161,5 +141,5 @@ def one_kind(settings: Settings, name: str | None) -> str:
     if not names:
         fail("there is no kind in the configuration", Exit.USAGE)
     if len(names) > 1 and not settings.reservations.enabled:
-        fail(f"say which kind with --kind: {', '.join(names)}", Exit.USAGE)
+        fail(f"choose one with --kind: {', '.join(names)}", Exit.USAGE)
     return names[0]

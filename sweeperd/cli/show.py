@@ -1,4 +1,4 @@
-"""`sweeperd show`."""
+"""`sweeperd show`: shows one entry, and what a sweep would do with it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,13 +6,13 @@ import click
 
 from sweeperd.cli.endpoints import attempt_text
 from sweeperd.cli.options import Exit, fail
-from sweeperd.cli.output import Cell, Output, printable, shortened, timestamp
+from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.shards import Run, check_name, on_shards
 from sweeperd.ops.search import BatchDocument, EventMatches, ShowDocument, find_by_event_id, is_event_id
 from sweeperd.ops.show import EventDelivery, EventDocument, Fate, Inspection, inspect_all
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.text import decode, span
+from sweeperd.text import decode, span, timestamp
 
 DetailRow = tuple[str, object, object]
 
@@ -21,17 +21,16 @@ _FATES = {Fate.PENDING: "yellow", Fate.NOT_TAKEN: "yellow", Fate.DEAD_LETTER: "r
 
 @click.command("show")
 @click.argument("entry", metavar="ID")
-@click.option("--kind", metavar="NAME", help="The kind of the entry, if two kinds have an entry of this id.")
+@click.option("--kind", metavar="NAME", help="The kind of the entry, if several kinds have this id.")
 @on_shards()
 def command(run: Run, entry: str, kind: str | None) -> None:
     r"""
-    Everything about a reservation, or an entry of a configured kind: the hash, the places in index and quarantine, the
-    budgets of a reservation's scopes, the event and its deliveries, and what a sweep would decide now and why. Nothing
-    is changed.
+    Show a reservation or an entry of a configured kind: its hash, its place in index and quarantine, its budgets, its
+    event with deliveries, and what a sweep would decide now and why. Changes nothing.
 
-    ID is the bare id, raw or as in logs and tables (\xff); or the id of an event or a webhook (evt_..., batch_...), or
-    the stream id of an event, if no entry has this id. A search reads at most 20,000 entries of a
-    shard; a batch is known only while one of its attempts is recorded. Exit code 1 if no shard knows the id.
+    ID is the bare id, raw or escaped as in logs and tables (\xff). If no entry has this id, it may also be a webhook-id
+    (evt_..., batch_...) or a stream id. A search reads up to 20,000 entries of a shard, and finds a batch only while
+    one of its attempts is recorded. Exit code 1 if no shard knows the id.
     """
     names = kind_names(run.settings)
     if kind is not None:
@@ -40,10 +39,9 @@ def command(run: Run, entry: str, kind: str | None) -> None:
     seen = run.each(lambda shard: list(inspect_all(run.settings, shard, names, entry)))
     found = [(shard, inspection) for shard, inspections in seen for inspection in inspections]
     if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
-        fail(f"it is an id of {' and '.join(sorted(kinds))}: name one with --kind", Exit.USAGE)
-    sent = (
-        run.each(lambda shard: find_by_event_id(run.settings, shard, entry)) if not found and is_event_id(entry) else []
-    )
+        fail(f"{' and '.join(sorted(kinds))} have this id; choose one with --kind", Exit.USAGE)
+    search = not found and is_event_id(entry)
+    sent = run.each(lambda shard: find_by_event_id(run.settings, shard, entry)) if search else []
     known = bool(found) or any(each.entries or each.events or each.batches for _, each in sent)
     if known and run.output.as_json:
         run.report(ShowDocument.of(found, sent, run.down))
@@ -55,14 +53,12 @@ def command(run: Run, entry: str, kind: str | None) -> None:
 
 
 def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, EventMatches]]) -> str:
-    """How far back the search went, if not over all events."""
+    """The error for an unknown id, with how far back the search went."""
     words = [kinds_of(run.settings, run.shards[0])[name].labels.entry for name in names]
     thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
     searched = [(shard, each.looked) for shard, each in sent if not each.looked.complete]
-    looked = "; ".join(
-        f"the events of {shard.name} were read back to {_time(each.back_to or 0)}" for shard, each in searched
-    )
-    return f"there is no {thing} {shortened(printable(entry))}" + (f", and {looked}" if looked else "")
+    looked = ", ".join(f"{shard.name} back to {_time(each.back_to or 0)}" for shard, each in searched)
+    return f"there is no {thing} {shortened(printable(entry))}" + (f"; searched the events of {looked}" * bool(looked))
 
 
 def _show(
@@ -93,28 +89,23 @@ def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
     for name, value in inspection.fields.items():
         yield about, decode(name), _value(decode(name), decode(value))
     if inspection.ttl_ms is not None:
-        yield about, "(goes away in)", span(inspection.ttl_ms / 1000)
+        yield about, "(TTL)", span(inspection.ttl_ms / 1000)
     yield about, "(in the index)", "no" if inspection.score is None else _time(inspection.score)
     if inspection.quarantined_at is not None:
-        yield about, "(in quarantine since)", Cell(_time(inspection.quarantined_at), "red")
+        yield about, "(quarantined)", Cell(_time(inspection.quarantined_at), "red")
     for scope, budget in inspection.budgets.items():
         yield f"budgets on {shard.name}", decode(scope), _budget(budget)
-    yield from _event(f"event on {shard.name}", inspection)
+    if inspection.event is not None:
+        yield from _event_rows(f"event on {shard.name}", inspection.event)
+    elif b"expired_at" in inspection.fields:
+        yield f"event on {shard.name}", "(none)", "not in the stream, or trimmed"
     decision, sweep = inspection.explanation.decision, f"a sweep of {shard.name} now"
-    yield sweep, "would answer", Cell(decision.outcome.value, "bold")
+    yield sweep, "would decide", Cell(decision.outcome.value, "bold")
     yield sweep, "because", inspection.why
     if inspection.score is None:
-        yield sweep, "but", "it is not in the index, so none comes to it"
+        yield sweep, "but", "no sweep reads it, because it is not in the index"
     for write in inspection.explanation.writes:
         yield sweep, "would write", " ".join(map(decode, write))
-
-
-def _event(section: str, inspection: Inspection) -> Iterator[DetailRow]:
-    if inspection.event is None:
-        if b"expired_at" in inspection.fields:
-            yield section, "(none)", "not in the stream, or not any more"
-        return
-    yield from _event_rows(section, inspection.event)
 
 
 def _event_rows(section: str, event: EventDocument) -> Iterator[DetailRow]:
@@ -123,11 +114,8 @@ def _event_rows(section: str, event: EventDocument) -> Iterator[DetailRow]:
     for name, value in event.fields.items():
         yield section, name, _value(name, value)
     for delivery in event.deliveries:
-        yield (
-            section.replace("event", "deliveries"),
-            delivery.endpoint,
-            Cell(_delivery(delivery), _FATES.get(delivery.fate, "")),
-        )
+        text = Cell(_delivery(delivery), _FATES.get(delivery.fate, ""))
+        yield section.replace("event", "deliveries"), delivery.endpoint, text
     for attempt in event.attempts:
         yield section.replace("event", "attempts"), timestamp(attempt.at), attempt_text(attempt)
 
@@ -138,7 +126,7 @@ def _batch_rows(batch: BatchDocument) -> Iterator[DetailRow]:
     yield section, "endpoint", batch.endpoint
     yield section, "events", batch.count
     if not batch.exact:
-        yield section, "(not certain)", "the events that the endpoint asks for, between the first and the last event"
+        yield section, "(uncertain)", "all events for the endpoint between the first and the last one"
     for event in batch.events:
         yield section, event.stream_id, f"{event.event_id} {event.id}".rstrip()
     for attempt in batch.attempts:
@@ -147,7 +135,7 @@ def _batch_rows(batch: BatchDocument) -> Iterator[DetailRow]:
 
 def _delivery(delivery: EventDelivery) -> str:
     if delivery.fate is Fate.PENDING:
-        place = f"in hand of {delivery.owner}" if delivery.owner else "waiting for its next hand-over"
+        place = f"in flight at {delivery.owner}" if delivery.owner else "waiting for its next attempt"
         return f"pending, {place}, {delivery.hand_overs} hand-overs, {span(delivery.idle_seconds)} ago"
     if delivery.fate is Fate.DEAD_LETTER:
         return f"dead letter after {delivery.hand_overs} hand-overs: {delivery.reason}"
@@ -156,16 +144,16 @@ def _delivery(delivery: EventDelivery) -> str:
 
 def _budget(budget: dict[bytes, bytes] | str | None) -> object:
     if budget is None:
-        return Cell("there is none", "yellow")
+        return Cell("missing", "yellow")
     if isinstance(budget, str):
-        return Cell(f"not a hash but a {budget}", "red")
-    told_first = (b"reserved", b"remaining", b"spent", b"debt", b"allocated")
-    first = {name: budget[name] for name in told_first if name in budget}
+        return Cell(f"a {budget} instead of a hash", "red")
+    leading = (b"reserved", b"remaining", b"spent", b"debt", b"allocated")
+    first = {name: budget[name] for name in leading if name in budget}
     return " ".join(f"{decode(name)}={decode(value)}" for name, value in (first | budget).items())
 
 
 def _value(name: str, value: str) -> str:
-    """Times as people read them too."""
+    """The value of a field; a time is also shown in RFC 3339."""
     if name.endswith("_at") and value.isascii() and value.isdigit() and len(value) <= 16:
         return f"{value} ({_time(int(value))})"
     return value

@@ -1,4 +1,4 @@
-"""`sweeperd status`."""
+"""`sweeperd status`: shows backlog, sweeps and endpoints of each shard."""
 
 import math
 import time
@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
-from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable, timestamp
+from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
@@ -17,59 +17,47 @@ from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
-from sweeperd.text import per_second, span
+from sweeperd.text import per_second, span, timestamp
 
 _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
-_SWEEP = ("shard", "last tick", "by", "took", "expired", "a second", "empty in", "sweeping now")
-_KINDS = (
-    "shard",
-    "kind",
-    "due",
-    "oldest due",
-    "held",
-    "protected",
-    "quarantined",
-    "last tick",
-    "by",
-    "took",
-    "expired",
-    "sweeping now",
-)
-_ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "a second", "empty in", "dead letters", "about")
+_SWEEP = ("shard", "last tick", "by", "took", "expired", "per second", "empty in", "sweeping now")
+_KINDS = ["shard", "kind", "due", "oldest due", "held", "protected", "quarantined"]
+_KINDS += ["last tick", "by", "took", "expired", "sweeping now"]
+_ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "per second", "empty in", "dead letters", "details")
 
 
 def _finite(_context: click.Context, _parameter: click.Parameter, value: float) -> float:
     if not math.isfinite(value):
-        raise click.BadParameter("not a number of seconds")
+        raise click.BadParameter("must be a number of seconds")
     return value
 
 
 @click.command("status")
-@click.option("--watch", is_flag=True, help="Again and again, until Ctrl-C; with --json a line each time.")
+@click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; --json prints a line per refresh.")
 @click.option(
     "--interval",
     metavar="SECONDS",
     type=click.FloatRange(min=0.1, max=3600),
     default=2.0,
     callback=_finite,
-    help="With --watch: how often.",
+    help="With --watch: the time between refreshes.",
 )
 @shard_option
 @json_option
 @click.pass_obj
 def command(options: Options, watch: bool, interval: float, shard: str | None, as_json: bool) -> None:
     """
-    What is due, overdue and set aside on each shard, who swept last, and what each endpoint waits for.
+    Show due, overdue and quarantined entries of each shard, the last sweep, and the backlog of each endpoint.
 
-    due: the deadline has passed, by the index. in grace: a late commit is still accepted, so the sweep leaves it.
-    overdue: the rest; the next tick takes these. If more than 200 entries are due, the last two are estimates from
-    200 of them, marked with ~. pending: events to send; of many an estimate, marked with ~; no group:
-    nobody knows, because the consumer group of the endpoint is missing. A daemon makes the group within 15 s.
+    due: the deadline in the index has passed. in grace: a late commit is still accepted. overdue: the next tick expires
+    these. Above 200 due entries, the last two are estimated from a sample of 200 (shown with ~). pending: events to
+    deliver, estimated (~) if there are many; "no group" means that the endpoint's consumer group is missing, which a
+    daemon creates within 15 s.
 
-    a second: expiries, or events delivered by all processes, over the last minute or the last 2,000 of them. empty in:
-    how long at this rate to expire what is overdue now, or to deliver what is pending now.
+    per second: expiries, or deliveries of all processes, over the last minute or the last 2,000 of them. empty in: how
+    long the current backlog takes at this rate.
 
-    Exit code 1 if a shard cannot be reached.
+    Exit code 1 if a shard is unreachable.
     """
     given = click.get_current_context().get_parameter_source("interval")
     if not watch and given is ParameterSource.COMMANDLINE:
@@ -101,7 +89,6 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
 
 
 def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
-    """The columns and rows of what there is to show."""
     tables = [
         (_SHARDS, list(map(_shard_row, statuses))),
         (_SWEEP, list(map(_sweep_row, statuses))),
@@ -189,22 +176,21 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
 
 
 def state(status: EndpointFigures, text: str = "") -> Cell:
-    """For people: the state of an endpoint, or a text about the state, in the colour of the state."""
+    """The state of an endpoint, or a text about it, in the colour of the state."""
     return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
 
 
 def waiting(status: EndpointFigures) -> Cell:
-    """For people: how many events wait for an endpoint."""
+    """How many events wait for an endpoint."""
     if status.pending is None:
         return Cell("no group", "yellow")
     return Cell(f"{'' if status.pending_exact else '~'}{status.pending}")
 
 
 def _empty_in(count: int | None, seconds: float | None) -> Cell | None:
-    """The time until what waits now is done."""
     if not count:
         return None
-    return Cell("not at this rate", "yellow") if seconds is None else Cell(span(seconds))
+    return Cell("never at this rate", "yellow") if seconds is None else Cell(span(seconds))
 
 
 def _about(status: ShardStatus, endpoint: EndpointDocument) -> Cell:
@@ -218,7 +204,7 @@ def _replay(endpoint: EndpointDocument) -> str:
         return ""
     of = f"{timestamp(replay.since)} to {timestamp(replay.until)}"
     done = f"about {replay.events - replay.left} of {replay.events} done"
-    return f"replay of {of}, begun {span(replay.running_seconds)} ago: {done}"
+    return f"replay of {of}, started {span(replay.running_seconds)} ago: {done}"
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointDocument) -> str:
@@ -232,7 +218,7 @@ def _trouble(status: ShardStatus, endpoint: EndpointDocument) -> str:
 
 
 def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
-    """What is worth a line, and no trouble."""
+    """Advice about the shards that are up."""
     for status in statuses:
         if status.reachable:
             for advice in shard_advice(status):

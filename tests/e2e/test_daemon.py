@@ -14,54 +14,6 @@ from tests.support.harness import Daemon, budget, daemon, environment, eventuall
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
 
-METRICS = {
-    "sweeperd_sweeps",
-    "sweeperd_sweep_duration_seconds",
-    "sweeperd_pipeline_depth",
-    "sweeperd_candidates",
-    "sweeperd_expired",
-    "sweeperd_expiry_lag_seconds",
-    "sweeperd_due_entries",
-    "sweeperd_oldest_due_seconds",
-    "sweeperd_quarantined_entries",
-    "sweeperd_missing_budgets",
-    "sweeperd_leases_lost",
-    "sweeperd_webhook_attempts",
-    "sweeperd_webhook_duration_seconds",
-    "sweeperd_webhook_pending_events",
-    "sweeperd_webhook_oldest_pending_seconds",
-    "sweeperd_webhook_dead_letters",
-    "sweeperd_groups_remade",
-    "sweeperd_relay_waiting",
-    "sweeperd_stream_group_oldest_seconds",
-    "sweeperd_stream_group_trimmed",
-    "sweeperd_webhook_deliverable_events",
-    "sweeperd_endpoint_state",
-    "sweeperd_redis_up",
-    "sweeperd_reconcile_findings",
-    "sweeperd_reconcile_last_timestamp_seconds",
-    "sweeperd_reconcile_runs",
-    "sweeperd_reloads",
-    "sweeperd_log_lines_dropped",
-    "sweeperd_build_info",
-    "sweeperd_webhook_events",
-    "sweeperd_webhook_dropped_attempts",
-    "sweeperd_webhook_rate_waits",
-    "sweeperd_webhook_sweep_waits",
-    "sweeperd_closed_budgets",
-    "sweeperd_quarantined",
-    "sweeperd_expiry_spikes",
-    "sweeperd_operator_actions",
-    "sweeperd_operator_changes",
-    "sweeperd_far_ahead_entries",
-    "sweeperd_held_entries",
-    "sweeperd_unproven_kind",
-    "sweeperd_unexpected_outcomes",
-    "sweeperd_protected_entries",
-    "sweeperd_oldest_protected_seconds",
-    "sweeperd_foreign_expiries",
-}
-
 
 def outcome(running: Daemon, name: str) -> float:
     return running.metric("sweeperd_candidates_total", shard="default", outcome=name)
@@ -72,11 +24,6 @@ def test_every_counter_of_the_sweep_goes_up_with_its_effect(
 ) -> None:
     env = environment(server.url, sweep__interval="100ms")
     with daemon(env, tmp_path) as running:
-        assert {
-            family.removeprefix("# TYPE ").split()[0].removesuffix("_total")
-            for family in running.get("/metrics")[1].splitlines()
-            if family.startswith("# TYPE sweeperd_")
-        } <= METRICS
         eventually(lambda: running.metric("sweeperd_sweeps_total", shard="default", result="ok") >= 2)
 
         reserve(client, ["one", "two"], overdue_by=2000, tenant="acme")
@@ -191,13 +138,6 @@ def test_started_while_redis_is_down_it_says_so_in_clear_lines(own_server: Serve
                 reserve(client, ["one"])
             receiver.wait_for(lambda requests: len(requests) == 1)
             assert running.terminate() == 0
-
-
-def test_http(server: Server, tmp_path: Path) -> None:
-    with daemon(environment(server.url), tmp_path) as running:
-        eventually(lambda: running.get("/readyz")[0] == 200)
-        assert running.get("/healthz") == (200, "ok\n")
-        assert running.get("/nothing")[0] == 404
 
 
 def test_sigterm_finishes_what_is_in_flight(server: Server, client: redis.Redis, tmp_path: Path) -> None:

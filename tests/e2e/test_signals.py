@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 
@@ -118,7 +118,10 @@ def test_a_signal_ends_a_run_after_its_batch(server: Server, client: redis.Redis
         eventually(lambda: client.xlen("sweeperd:events"))
         process.send_signal(number)
         assert process.wait(20) == 1
-    assert 0 < client.xlen("sweeperd:events") < 3000
+    expired = client.xlen("sweeperd:events")
+    assert 0 < expired < 3000
+    assert client.zcard("reservation:ttl") == 3000 - expired
+    assert budget(client) == (5 * (3000 - expired), 5 * expired)
     assert not client.exists("sweeperd:lease:sweep"), "the lease is given back"
 
 

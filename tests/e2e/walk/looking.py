@@ -125,9 +125,9 @@ def what_is_wrong_is_found(system: System) -> None:
     assert (found["counters_unjudged"], found["counters_closed"], found["unreadable"]) == (len(SCOPES), 1, 1)
     (drift,) = [finding for finding in found["findings"] if finding["fault"] == "budget_drift"]
     assert (drift["key"], drift["difference"]) == (f"budget:{DRIFTED}:TOKENS", DRIFT)
-    for budget, reason in ((SCOPES[0], "some of its reservations cannot be read"), (CLOSED, "it is CLOSED")):
+    for budget, reason in ((SCOPES[0], "cannot be read"), (CLOSED, "CLOSED")):
         ended = system.operator.run("reconcile", "--repair-budget", f"{budget}:TOKENS", "--yes")
-        assert (ended.code, f"was not judged: {reason}" in ended.err) == (1, True)
+        assert (ended.code, reason in ended.err) == (1, True)
     (shard,) = system.operator.read("ledger", "show", f"{DRIFTED}:TOKENS")["shards"]
     assert (shard["held"], shard["fields"]["reserved"]) == (AMOUNT * HOLDING, str(AMOUNT * HOLDING + DRIFT))
     assert {each["id"] for each in shard["holders"]} == {f"holding-{number}" for number in range(HOLDING)}

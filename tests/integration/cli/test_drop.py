@@ -148,7 +148,7 @@ def test_a_drop_that_is_killed_is_recorded(
 def test_a_moment_to_come_and_a_replay_are_refused(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     backlog(shard)
     early = invoke("endpoints", "drop", "audit", "--before", "2100-01-01", "--yes", endpoints=ENDPOINTS)
-    assert (early.exit_code, "yet to come" in early.stderr) == (2, True)
+    assert (early.exit_code, "--before" in early.stderr) == (2, True)
     replay = ["replay", "--endpoint", "audit", "--since", "1h", "--detach", "--yes"]
     assert invoke(*replay, endpoints=ENDPOINTS).exit_code == 0
     refused = invoke("endpoints", "drop", "audit", "--before", "1ms", "--yes", endpoints=ENDPOINTS)

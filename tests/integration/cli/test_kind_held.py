@@ -81,11 +81,6 @@ def test_a_kind_is_accepted_once(held: Held) -> None:
     assert len(held.run("actions", "--json").document["actions"]) == 1
 
 
-@pytest.mark.parametrize("name", ["reservations", "seat-holds"])
-def test_only_a_configured_kind_is_accepted(held: Held, name: str) -> None:
-    assert held.run("kinds", "accept", name, "--yes").code == 2
-
-
 def test_a_run_releases_what_it_held_before_a_later_entry_proved_the_kind(held: Held) -> None:
     """With the right word: 300 entries without a hash, and one living entry that no sample meets."""
     held.config.write_text(SEAT_HOLD + "[sweep]\nbatch_size = 5\npipeline_depth = 1\n")

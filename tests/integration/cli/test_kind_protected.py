@@ -69,7 +69,7 @@ def test_what_is_protected_is_shown_and_counted(offers: Offers) -> None:
     offers.add("o1", HOUR)
     shown = offers.run("show", "o1", "--kind", "offer", "--json").document["shards"][0]["sweep"]
     assert (shown["outcome"], shown["detail"]) == ("not_due", "protected")
-    assert "`unless` of its kind protects it" in shown["why"]
+    assert "`unless`" in shown["why"]
     assert [write[:2] for write in shown["writes"]] == [
         ["ZREM", "offers:ttl"],
         ["ZADD", "offers:ttl"],
@@ -84,7 +84,7 @@ def test_what_is_protected_is_shown_and_counted(offers: Offers) -> None:
     assert offers.run("reconcile", "--kind", "offer").code == 0, "the score may be later than the deadline"
     offers.client.delete("paying:o1", "paying:o2")
     shown = offers.run("show", "o1", "--kind", "offer", "--json").document["shards"][0]["sweep"]
-    assert (shown["outcome"], "protects it no longer" in shown["why"]) == ("expired", True)
+    assert (shown["outcome"], "no longer" in shown["why"]) == ("expired", True)
     offers.client.zadd("offers:ttl", {"o1": 1, "o2": 1})
     offers.sweep()
     assert not offers.client.exists(PROTECTED, "offers:ttl")
@@ -96,7 +96,7 @@ def test_what_was_protected_for_too_long_is_put_back_when_it_is_free(offers: Off
     offers.sweep()
     requeue = ["quarantine", "requeue", "--kind", "offer", "--reason", "PROTECTED_TOO_LONG", "--yes"]
     stays = offers.run(*requeue)
-    assert (stays.code, "`unless` has protected the entry for longer than" in stays.out) == (1, True)
+    assert (stays.code, "PROTECTED_TOO_LONG" in stays.out) == (1, True)
     offers.client.delete("paying:o1")
     assert offers.run(*requeue).code == 0
     offers.sweep()

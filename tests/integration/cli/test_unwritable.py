@@ -44,7 +44,7 @@ def run(server: Server, arguments: str, *, buffered: bool = True) -> tuple[int, 
 def test_a_full_disk_is_one_line(server: Server, client: redis.Redis, arguments: str) -> None:
     reserve(client, ["late"])
     code, told = run(server, arguments, buffered=len(arguments) % 2 == 0)
-    assert (code, told.splitlines()[-1]) == (1, "sweeperd: the output cannot be written: No space left on device")
+    assert (code, "No space left" in told.splitlines()[-1]) == (1, True)
     assert "Traceback" not in told
     assert "Exception ignored" not in told
 

@@ -43,21 +43,8 @@ def test_version(run: Run) -> None:
 def test_help(option: str, run: Run) -> None:
     result = run(option)
     assert (result.exit_code, result.stderr) == (0, "")
-    for told in (
-        "--config",
-        "--once",
-        "--json",
-        "--log-level",
-        "--log-format",
-        "--metrics-file",
-        "--metrics-push",
-        "--exit-zero-on-pending",
-        "--delivery-limit",
-        "--version",
-        "demo",
-        "Exit codes: 0",
-    ):
-        assert told in result.stdout
+    options = {option for parameter in main.params for option in parameter.opts}
+    assert [told for told in (*options, "--help", "demo", "Exit codes: 0") if told not in result.stdout] == []
 
 
 @pytest.mark.parametrize(
@@ -68,23 +55,23 @@ def test_help(option: str, run: Run) -> None:
         (["endpoints", "pause", "x", "--log-level=debug"], "sweeperd --log-level ... endpoints pause"),
         (["endpoints", "--role", "all", "list"], "sweeperd --role ... endpoints"),
         (["status", "--cofig", "a.toml"], "No such option"),
-        (["--json"], "--json goes with --once"),
-        (["--json", "demo"], "--json goes with --once"),
-        (["--metrics-file", "a.prom"], "--metrics-file goes with --once"),
-        (["--metrics-push", "http://gateway:9091"], "--metrics-push goes with --once"),
+        *(
+            (line.split(), f"{line.split()[0]} goes with --once")
+            for line in ("--json", "--json demo", "--metrics-file a.prom", "--metrics-push http://gateway:9091")
+        ),
         (["--exit-zero-on-pending"], "--exit-zero-on-pending goes with --once"),
         (["--delivery-limit", "5m"], "--delivery-limit goes with --once"),
-        (["--once", "--delivery-limit", "soon"], "'soon' is no duration such as 30s or 10m"),
-        (["--once", "--delivery-limit", "0s"], "'0s' is no duration such as 30s or 10m"),
-        (["--once", "demo"], "--once takes no subcommand"),
-        (["nonsense"], "No such command"),
-        (["statsu"], "No such command 'statsu'; did you mean status?"),
-        (["status", "--interval", "3"], "--interval goes with --watch"),
-        (["expired", "--json", "--format", "csv"], "--json and --format csv exclude each other"),
-        (["--log-level", "loud"], "is not one of"),
-        (["--log-format", "xml"], "is not one of"),
-        (["--config"], "requires an argument"),
-        (["--config", "."], "is a directory"),
+        (["--once", "--delivery-limit", "soon"], "'soon'"),
+        (["--once", "--delivery-limit", "0s"], "'0s'"),
+        (["--once", "demo"], "--once"),
+        (["nonsense"], "'nonsense'"),
+        (["statsu"], "did you mean status"),
+        (["status", "--interval", "3"], "--watch"),
+        (["expired", "--json", "--format", "csv"], "--format csv"),
+        (["--log-level", "loud"], "'loud'"),
+        (["--log-format", "xml"], "'xml'"),
+        (["--config"], "--config"),
+        (["--config", "."], "directory"),
     ],
 )
 def test_bad_options(arguments: list[str], problem: str, run: Run) -> None:
@@ -109,35 +96,28 @@ def test_bad_configuration_has_a_line_for_each_problem(mode: list[str], run: Run
 
 
 @MODES
-def test_a_file_that_is_not_there(mode: list[str], run: Run) -> None:
-    result = run("--config", "gone.toml", *mode)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr == "sweeperd: gone.toml: cannot be read: No such file or directory\n"
-
-
-@MODES
 def test_a_bad_variable(mode: list[str], run: Run) -> None:
     result = run(*mode, SWEEPERD_SWEEP__BATCHSIZE="5")
-    assert (result.exit_code, result.stdout) == (2, "")
-    problem = "SWEEPERD_SWEEP__BATCHSIZE: unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?"
-    assert result.stderr == f"sweeperd: environment: {problem}\n"
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "did you mean SWEEPERD_SWEEP__BATCH_SIZE" in result.stderr
 
 
 @MODES
 def test_the_end_of_a_start_is_json_if_the_log_is(mode: list[str], run: Run) -> None:
     result = run("--config", "gone.toml", *mode, SWEEPERD_LOG__FORMAT="json")
     line = json.loads(result.stderr)
-    assert (result.exit_code, line["level"]) == (2, "ERROR")
-    assert line["message"] == "gone.toml: cannot be read: No such file or directory"
-    option = run("--config", "gone.toml", "--log-format", "text", *mode, SWEEPERD_LOG__FORMAT="json")
-    assert option.stderr == "sweeperd: gone.toml: cannot be read: No such file or directory\n"
+    assert (result.exit_code, result.stdout, line["level"]) == (2, "", "ERROR")
+    for option in ([], ["--log-format", "text"]):
+        text = run("--config", "gone.toml", *option, *mode, SWEEPERD_LOG__FORMAT="json" if option else "text")
+        assert (text.exit_code, text.stdout, text.stderr) == (2, "", f"sweeperd: {line['message']}\n")
+        assert line["message"].startswith("gone.toml: ")
 
 
 def test_the_file_in_the_working_directory_is_found(run: Run, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("colour = 1")
-    assert run("--once").stderr == "sweeperd: config.toml: colour: unknown key\n"
+    assert "config.toml: colour" in run("--once").stderr
     (tmp_path / "named.toml").write_text("size = 1")
-    assert run("--once", SWEEPERD_CONFIG="named.toml").stderr == "sweeperd: named.toml: size: unknown key\n"
+    assert "named.toml: size" in run("--once", SWEEPERD_CONFIG="named.toml").stderr
 
 
 @pytest.mark.parametrize("mode", [["--once"], ["--once", "--json"]], ids=" ".join)
@@ -153,11 +133,8 @@ def test_the_port_is_taken(run: Run) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = run(SWEEPERD_HTTP__LISTEN=address)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        f"sweeperd: http.listen: cannot listen on {address}: Address already in use; "
-        "does another sweeperd run on this host?\n"
-    )
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+    assert f"http.listen: cannot listen on {address}" in result.stderr
 
 
 @pytest.mark.parametrize(

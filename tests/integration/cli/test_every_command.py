@@ -1,6 +1,7 @@
-"""Every command names the Redis that it works on: in the first line of a table, in `address`, or on standard error."""
+"""What every command has in common: it names its Redis, tells what is down, and needs no more secrets than it uses."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from sweeperd.cli import main
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
+from tests.support.address import drop_address
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD
 from tests.support.receiver import Receiver
@@ -141,6 +143,81 @@ def test_acl_names_it_with_each_line(environment: dict[str, str], server: Server
     assert run(environment, "acl").stderr == f"{server.url.removesuffix('/0')}: default\n"
 
 
+# ---- Redis that is down, or holds something else
+
+#: Commands that report a Redis that is down in their own way, or need none.
+OTHERWISE = (["check"], ["status"], ["endpoints", "keys"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [each for each in [*TABLES, *LINES, *OTHERS, ["dead-letters", "list", "--endpoint", "x"]] if each not in OTHERWISE],
+    ids=" ".join,
+)
+def test_redis_that_is_down_is_told(arguments: list[str], environment: dict[str, str]) -> None:
+    url = f"redis://:{PASSWORD}@127.0.0.1:{free_port()}/0"
+    result = run(environment | {"SWEEPERD_REDIS__URL": url}, *arguments)
+    assert result.exit_code == 1
+    told = [line for line in result.stderr.splitlines() if "redis is not available" in line]
+    assert re.fullmatch(r"sweeperd: redis is not available: redis://127\.0\.0\.1:\d+/0: .+", told[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("actions", "actions"),
+        ("dead-letters list", "dead_letters"),
+        ("dead-letters replay --all --yes", "replayed"),
+        ("dead-letters drop --all --yes", "dropped"),
+        ("endpoints list", "endpoints"),
+        ("endpoints pause billing --yes", "shards"),
+        ("endpoints resume billing --yes", "shards"),
+        ("expired --count", "count"),
+        ("kinds accept seat-hold --yes", "shards"),
+        ("ledger show tenant:acme:TOKENS", "shards"),
+        ("quarantine list", "shards"),
+        ("quarantine dismiss --all --yes", "dismissed"),
+        ("reconcile --repair --yes", "found"),
+        ("show r1", "shards"),
+    ],
+)
+def test_a_dead_shard_hides_no_other(
+    line: str, field: str, environment: dict[str, str], client: redis.Redis, server: Server
+) -> None:
+    client.zadd("reservation:ttl", {"orphan": 9e15})
+    client.zadd("sweeperd:quarantine", {"aside": 1})
+    run(environment, "endpoints", "pause", "billing", "--yes")
+    dead = f"redis://:{PASSWORD}@127.0.0.1:{free_port()}"
+    shards = json.dumps([{"name": "dead", "url": dead}, {"name": "live", "url": server.url}])
+    del environment["SWEEPERD_REDIS__URL"]
+    result = drop_address(run(environment | {"SWEEPERD_SHARDS": shards}, *line.split(), "--json"))
+    document = json.loads(result.stdout)
+    assert (result.exit_code, [each["shard"] for each in document["down"]]) == (1, ["dead"])
+    assert document[field]
+    assert {each.get("shard") for each in document.get("shards", [])} <= {"live"}
+    assert result.stderr.startswith("sweeperd: shard dead: redis is not available: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("dead-letters list", "sweeperd:dead-letters"),
+        ("expired", "sweeperd:events"),
+        ("quarantine list", "sweeperd:quarantine"),
+        ("quarantine requeue --all --yes", "sweeperd:quarantine"),
+        ("quarantine dismiss --all --yes", "sweeperd:quarantine"),
+        ("reconcile", "reservation:ttl"),
+    ],
+)
+def test_a_key_of_another_type_is_one_line(
+    line: str, key: str, environment: dict[str, str], client: redis.Redis
+) -> None:
+    client.delete(key)
+    client.set(key, "text")
+    result = drop_address(run(environment, *line.split()))
+    assert (result.exit_code, result.stderr.count("\n"), "WRONGTYPE" in result.stderr) == (1, 1, True)
+
+
 def test_several_shards_and_a_prefix(server: Server, bare_environment: None, log_restored: None) -> None:
     dead = f"redis://127.0.0.1:{free_port()}/0"
     shards = [{"name": "eu", "url": server.url, "prefix": "{a}:"}, {"name": "us", "url": dead}]
@@ -211,12 +288,9 @@ def test_a_command_that_needs_secrets_names_file_and_key(arguments: list[str], u
     result = run(unreadable, *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     lines = result.stderr.splitlines()
-    file, variable = (
-        json.loads(line)["message"] if line[0] == "{" else line.removeprefix("sweeperd: ") for line in lines
-    )
     key = f"{unreadable['SWEEPERD_CONFIG']}: webhooks.endpoints[0].secrets"
-    assert file == f"{key}[0]: the file {gone(unreadable)} cannot be read: No such file or directory"
-    assert variable == f"{key}[1]: the environment has no variable GONE"
+    for line, names in zip(lines, ((f"{key}[0]", str(gone(unreadable))), (f"{key}[1]", "GONE")), strict=True):
+        assert all(name in line for name in names), line
 
 
 def test_check_reports_them_and_checks_the_rest(unreadable: dict[str, str]) -> None:
@@ -224,10 +298,7 @@ def test_check_reports_them_and_checks_the_rest(unreadable: dict[str, str]) -> N
     assert result.exit_code == 1
     checks = json.loads(result.stdout)["checks"]
     failed = [each["says"] for each in checks if each["check"] == "secrets"]
-    assert [text.partition(": ")[2] for text in failed] == [
-        f"webhooks.endpoints[0].secrets[0]: the file {gone(unreadable)} cannot be read: No such file or directory",
-        "webhooks.endpoints[0].secrets[1]: the environment has no variable GONE",
-    ]
+    assert [str(gone(unreadable)) in failed[0], "GONE" in failed[1], len(failed)] == [True, True, 2]
     assert {"reachable", "resolvable"} <= {each["check"] for each in checks if each["level"] == "ok"}
 
 
@@ -243,7 +314,6 @@ def test_a_credential_of_the_service_is_needed_by_the_service_alone(
     result = run(unreadable, "check", "--json")
     (found,) = [each for each in json.loads(result.stdout)["checks"] if each["check"] == "secrets"]
     assert (result.exit_code, found["level"]) == (0, "warning")
-    assert "credential:billing cannot be read: $CREDENTIALS_DIRECTORY is not set" in found["says"]
+    assert all(text in found["says"] for text in ("credential:billing", "$CREDENTIALS_DIRECTORY"))
     daemon = run(unreadable)
-    assert daemon.exit_code == 2
-    assert "credential:billing cannot be read" in daemon.stderr
+    assert (daemon.exit_code, "credential:billing" in daemon.stderr) == (2, True)

@@ -1,0 +1,67 @@
+"""`sweeperd acl`: prints the rights in Redis that the settings need."""
+
+import re
+
+import click
+
+from sweeperd.cli.options import Options, json_option, shard_option
+from sweeperd.cli.output import Output
+from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
+
+
+def _user_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"[!-~]+", value):
+        raise click.BadParameter("a user name must be printable ASCII without spaces")
+    return value
+
+
+@click.command("acl")
+@click.option(
+    "--user",
+    callback=_user_name,
+    metavar="NAME",
+    help="The user's name.  [default: sweeperd; with --ledger: ledger]",
+)
+@click.option("--role", type=click.Choice(["all", "sweep", "deliver"]), default="all", help="The --role of the daemon.")
+@click.option("--commands", is_flag=True, help="Include the rights of operators' commands, such as show or quarantine.")
+@click.option("--ledger", is_flag=True, help="Print only the rights of a service that uses sweeperd.ledger.")
+@click.option("--cycles", is_flag=True, help="With --ledger: include the rights of Ledger(cycles=True).")
+@click.option("--file", "as_file", is_flag=True, help="Print lines for an ACL file (aclfile) instead of commands.")
+@shard_option
+@json_option
+@click.pass_obj
+def command(
+    options: Options,
+    user: str | None,
+    role: Role,
+    commands: bool,
+    ledger: bool,
+    cycles: bool,
+    as_file: bool,
+    shard: str | None,
+    as_json: bool,
+) -> None:
+    """
+    Print the ACL SETUSER command for each Redis: exactly the keys, channels and commands that these settings need.
+
+    Nothing is sent; `sweeperd acl | redis-cli` applies it. Run it again after you change the settings. The command
+    replaces all rules of the user and keeps its passwords.
+    """
+    if ledger and (commands or role != "all"):
+        raise click.UsageError("--ledger is for a separate user: remove --role and --commands")
+    if cycles and not ledger:
+        raise click.UsageError("--cycles needs --ledger; the daemon gets these rights from cycles.enabled")
+    user = user or ("ledger" if ledger else "sweeperd")
+    output = Output(as_json=as_json)
+    with options.shards(shard) as (settings, shards):
+        names = [each.name for each in shards]
+        wanted = [each for each in settings.all_shards if each.name in names]
+        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger, cycles=cycles)
+    lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
+    if as_json:
+        made = (AclUserDocument.made_of(each, user=user, line=line) for each, line in zip(users, lines, strict=True))
+        output.json(AclDocument(users=list(made)))
+        return
+    for each, line in zip(users, lines, strict=True):
+        click.echo(f"{each.address}: {', '.join(each.shards)}", err=True)
+        click.echo(line)

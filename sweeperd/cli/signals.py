@@ -1,0 +1,47 @@
+"""Turns signals into the end of a command."""
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+
+from sweeperd.runtime.process import in_own_process
+
+
+def end_at_once(code: int) -> None:
+    """
+    Exit with this code at SIGTERM or SIGINT, because nothing has started that needs a clean stop. Without a handler the
+    kernel ignores these signals for the first process of a container.
+    """
+
+    def end(_number: int, _frame: object) -> None:
+        sys.exit(code)
+
+    if in_own_process():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, end)
+
+
+@contextlib.contextmanager
+def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
+    """
+    Set the event at the first SIGTERM, SIGINT or SIGHUP; the second ends the process. `last`: the process exits after
+    the block, so signals are ignored from then on, unless the command shares its process.
+    """
+    stop = threading.Event()
+
+    def on_signal(_number: int, _frame: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_DFL)
+        stop.set()
+
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last and in_own_process() else handler)

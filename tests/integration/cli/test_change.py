@@ -1,0 +1,100 @@
+"""The one flow behind every command that changes something: find, ask, act, record."""
+
+import json
+from typing import Any
+
+import pytest
+import redis
+from click.testing import Result
+
+from sweeperd.cli.output import Output
+from sweeperd.ops.reconcile.walk import mend
+from sweeperd.store import Shard
+from tests.integration.cli.conftest import Run, give_up
+from tests.support.harness import reserve
+from tests.support.kind_settings import SEAT_HOLD
+from tests.support.servers import Server, free_port
+
+ENDPOINTS = [{"name": "billing", "url": "http://127.0.0.1:1/"}]
+
+
+def places(server: Server, *names: str) -> list[dict[str, Any]]:
+    """Shards of the test's server, and one that is down if it has this name."""
+    down = f"redis://127.0.0.1:{free_port()}"
+    return [{"name": name, "url": down if name == "down" else server.url, "prefix": f"{name}:"} for name in names]
+
+
+@pytest.mark.parametrize(("verb", "done"), [("replay", "replayed"), ("drop", "dropped")])
+def test_the_question_counts_the_dead_letters_of_each_endpoint(
+    verb: str, done: str, invoke: Run, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_up(shard, ["a", "b"])
+    give_up(shard, ["c"], endpoint="audit")
+    asked: list[str] = []
+    monkeypatch.setattr(Output, "confirm", lambda _output, question, *, yes: asked.append(question))
+    result = invoke("dead-letters", verb, "--all", endpoints=[*ENDPOINTS, {"name": "audit", "url": "http://h/"}])
+    (question,) = asked
+    assert all(text in question for text in ("3 dead letters", "1 of audit", "2 of billing")), question
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert ([line.split()[-1] for line in lines[:-1]], lines[-1]) == ([done] * 3, f"3 {done}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("dead-letters", "drop", "7-0"),
+        ("dead-letters", "replay", "7-0"),
+        ("quarantine", "requeue", "nobody"),
+        ("quarantine", "dismiss", "nobody"),
+        ("quarantine", "adopt", "nobody"),
+    ],
+)
+def test_an_unknown_id_may_be_on_the_shard_that_is_down(
+    arguments: tuple[str, ...], invoke: Run, server: Server
+) -> None:
+    def run(*names: str) -> Result:
+        return invoke(*arguments, "--yes", shards=places(server, *names), endpoints=ENDPOINTS)
+
+    alive, partly = run("eu"), run("eu", "down")
+    assert (alive.exit_code, arguments[-1] in alive.stderr) == (1, True)
+    assert (partly.exit_code, arguments[-1] in partly.stderr, "shard down" in partly.stderr) == (1, False, True)
+
+
+@pytest.mark.parametrize("verb", ["list", "replay", "drop"])
+def test_an_empty_name_is_no_endpoint(verb: str, invoke: Run, shard: Shard) -> None:
+    """It selects nothing, instead of everything."""
+    give_up(shard, ["a"])
+    refused = invoke("dead-letters", verb, "--endpoint", "", *["--yes"] * (verb != "list"), endpoints=ENDPOINTS)
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert shard.client.xlen(shard.keys.dead_letters) == 1
+
+
+def test_shards_are_reported_in_the_order_of_the_settings(invoke: Run, server: Server, tmp_path: Any) -> None:
+    (tmp_path / "config.toml").write_text(SEAT_HOLD)
+    result = invoke(
+        "kinds", "accept", "seat-hold", "--yes", "--json", shards=places(server, "us", "down", "eu", "asia")
+    )
+    document = json.loads(result.stdout)
+    assert [each["shard"] for each in document["shards"]] == ["us", "eu", "asia"]
+    assert (result.exit_code, [each["shard"] for each in document["down"]]) == (1, ["down"])
+
+
+def test_a_repair_leaves_a_clean_shard_alone(
+    invoke: Run, server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for prefix in ("clean:", "dirty:"):
+        reserve(client, ["kept"], overdue_by=-50_000, prefix=prefix)
+    client.zrem("dirty:reservation:ttl", "kept")
+    mended = list[str]()
+
+    def watched(subject: Any, report: Any) -> Any:
+        mended.append(subject.shard.name)
+        return mend(subject, report)
+
+    monkeypatch.setattr("sweeperd.cli.reconcile.mend", watched)
+    result = invoke("reconcile", "--repair", "--yes", "--json", shards=places(server, "clean", "dirty"))
+    assert (result.exit_code, mended) == (0, ["dirty"]), result.output
+    assert client.zcard("dirty:reservation:ttl") == 1
+    assert client.xlen("dirty:sweeperd:actions") == 1
+    assert not client.exists("clean:sweeperd:actions")

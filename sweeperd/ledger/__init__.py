@@ -1,8 +1,7 @@
 """
-The reference ledger: makes the reservations that the sweep expires, and keeps their budgets.
+Reserves, charges and releases budgets: the reference ledger, whose reservations the sweep expires.
 
-Each operation is one Lua script: atomic over all scopes, on Redis's clock, and safe to repeat under its idempotency
-key.
+Each operation is one Lua script, atomic over all scopes, on Redis's clock, and safe to repeat with its idempotency key.
 
     >>> from contextlib import suppress
     >>> from datetime import timedelta

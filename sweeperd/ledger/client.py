@@ -1,4 +1,4 @@
-"""The clients of the ledger. Each operation is a script: one atomic step and one round trip."""
+"""Provides the ledger's clients, for threads and for asyncio. Each operation is one script in one round trip."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,12 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.tracing import ledger_call
 
-#: The most connections of a ledger: if all are in use, a call opens one more.
+#: The connection limit of a ledger. A call opens a new connection if all are in use.
 _CONNECTIONS = 10_000
-#: How many calls of an AsyncLedger are at Redis at the same time. A thousand new connections at once would time out.
+#: How many calls of an AsyncLedger run at once. A thousand simultaneous new connections would time out.
 _AT_ONCE = 64
-#: Then the connections are closed, since one of them has a reply too many.
-_FOREIGN = "the reply is the answer to another request"
+#: The connections are closed with this error, because one of them has an extra reply.
+_FOREIGN = "the reply belongs to another request"
 _NO_GRACE = timedelta(0)
 _AUDIT_RETENTION = timedelta(days=30)
 
@@ -42,7 +42,7 @@ def _new_id() -> str:
 
 @contextlib.contextmanager
 def _refusals_of_redis() -> Iterator[None]:
-    """Redis at maxmemory and a missing right are refusals of the ledger: nothing has changed."""
+    """Turn maxmemory and missing rights into refusals of the ledger, because nothing has changed."""
     try:
         yield
     except redis.RedisError as error:
@@ -54,7 +54,7 @@ def _refusals_of_redis() -> Iterator[None]:
 
 
 def _as_method(call: Any, describe: Callable[..., Any]) -> Any:
-    """`call` with the name, the text and the parameters of a method of Requests, for `help()`."""
+    """`call` with the name, docstring and signature of a method of Requests, for `help()`."""
     functools.update_wrapper(call, describe)
     signature = inspect.signature(describe)
     (answer,) = get_args(signature.return_annotation)
@@ -87,7 +87,7 @@ def _awaited(
 
 
 class _Client:
-    """What both ledgers begin with."""
+    """The options of both ledgers."""
 
     def __init__(
         self,
@@ -99,11 +99,11 @@ class _Client:
         new_id: Callable[[], Name] = _new_id,
     ) -> None:
         """
-        `default_grace` is for reservations without their own grace: set it to the sweep's `sweep.grace`.
-        `audit_retention` is how long the hash of an ended reservation stays readable, 1 h at least: `sweeperd
-        reconcile` compares budgets with these hashes. `cycles`: a Cycles service works on the same keys, so each new
-        reservation has all that the service reads, and budgets are not opened here. `new_id` makes the id of a new
-        reservation, different each time.
+        `default_grace` is the grace of reservations without their own: set it to the sweep's `sweep.grace`.
+        `audit_retention`, 1 h or more, is how long the hash of an ended reservation stays readable for `sweeperd
+        reconcile`, which compares budgets with these hashes. `cycles`: a Cycles service uses the same keys, so each new
+        reservation has all fields that the service reads, and the service opens the budgets. `new_id` returns a unique
+        id for each new reservation.
         """
         self.scripts = {name: Script(f"ledger/{name}") for name in SCRIPTS}
         self._shard = shard
@@ -126,12 +126,11 @@ class _Client:
         cycles: bool = False,
     ) -> Self:
         """
-        The ledger of a Redis, with a URL as in sweeperd's `redis.url`: `redis://127.0.0.1:6379/0`, `rediss://`,
-        `unix://`, `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. Nothing connects before the
-        first call.
+        A ledger for a URL as in sweeperd's `redis.url`: `redis://127.0.0.1:6379/0`, `rediss://`, `unix://`,
+        `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. The first call connects.
 
-        Raises ValueError if the URL cannot be used, and for a Cluster if the prefix has no hash tag. An AsyncLedger
-        raises ValueError for every Cluster.
+        Raises ValueError if the URL is invalid, and for a Cluster if the prefix has no hash tag. An AsyncLedger raises
+        ValueError for every Cluster.
         """
         settings = RedisSettings.model_validate({"url": url})
         check_prefix(settings.url, prefix)
@@ -143,19 +142,19 @@ class Ledger(_Client):
     """
     The budgets and reservations of one shard. Use it as a context manager, or call `close()` at the end.
 
-    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. If a scope is named twice, it is
-    charged twice, as the sweep releases it twice.
+    Amounts are whole numbers from 0 to 2^63-1. An operation takes 1 to 256 scopes. A scope that is named twice is
+    charged twice, and the sweep releases it twice.
 
-    Each change takes an idempotency key, valid for the tenant and the operation. The same request again gets the first
-    answer, even if the reservation has ended since. The answer is kept for 24 hours, or for the TTL and the grace of
-    the reservation if these are longer. A refusal is not kept: the same request may succeed later.
+    Each change takes an idempotency key, which is scoped to the tenant and the operation. A repeated request gets the
+    first answer, even after the reservation has ended. The answer is kept for 24 hours, or for the TTL and grace of the
+    reservation if they are longer. A refusal is not kept, so the same request may succeed later.
 
-    Methods raise a LedgerError if the ledger refuses (nothing has changed then), MissingRight among them if the user of
-    Redis lacks a right; ValueError or TypeError if an argument cannot be used; RedisUnavailable if Redis cannot be
-    reached (the change may or may not have happened: call again with the same idempotency key); and redis.RedisError
-    for any other error of Redis.
+    Methods raise a LedgerError if the ledger refuses and nothing has changed, which includes MissingRight. They raise
+    ValueError or TypeError for an invalid argument, and RedisUnavailable if Redis cannot be reached. In that case the
+    change may or may not have happened, so repeat the call with the same idempotency key. Any other error of Redis is
+    raised as redis.RedisError.
 
-    A Ledger may be shared by threads. It has as many connections as threads have called it at the same time.
+    Thread-safe. A Ledger has as many connections as threads have called it at the same time.
     """
 
     def close(self) -> None:
@@ -189,12 +188,12 @@ class Ledger(_Client):
 
 class AsyncLedger(_Client):
     """
-    `Ledger` for asyncio: the same calls, answers, errors and scripts, without threads. Use it as an asynchronous
-    context manager, or await `close()` at the end.
+    `Ledger` for asyncio, with the same calls, answers and errors. Use it as an asynchronous context manager, or await
+    `close()` at the end.
 
-    If a call is cancelled between request and answer, the answer is lost, and the change may or may not have happened:
-    call again with the same idempotency key. An AsyncLedger belongs to one event loop. It has at most 64
-    connections: if all are in use, a call waits for one. A Redis Cluster needs `Ledger`.
+    If a call is cancelled before its answer arrives, the change may or may not have happened, so repeat the call with
+    the same idempotency key. An AsyncLedger belongs to one event loop. It has up to 64 connections, and a call waits if
+    all are in use. A Redis Cluster needs `Ledger`.
     """
 
     def __init__(self, shard: Shard, **options: Any) -> None:
@@ -242,6 +241,6 @@ class AsyncLedger(_Client):
                 return await self._client.execute_command("EVAL", script.source, *words)
         except redis.ResponseError as error:
             if is_demoted(error):
-                # The next connection asks again for the primary.
+                # The next connection looks up the primary again.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             raise

@@ -1,4 +1,4 @@
-"""What a Cycles service must find in a reservation, or else the service calls the reservation corrupted."""
+"""Validates a reservation as a Cycles service does, so that the service does not report it as corrupted."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 from sweeperd.ledger.errors import InvalidReservation
 
 UNITS = frozenset({b"USD_MICROCENTS", b"TOKENS", b"CREDITS", b"RISK_POINTS"})
-#: The levels of a scope path, from the top.
+#: The levels of a scope path, outermost first.
 LEVELS = ("tenant", "workspace", "app", "workflow", "agent", "toolset")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 _MOST_DIMENSIONS, _LONGEST_DIMENSION = 16, 256
@@ -17,7 +17,7 @@ _MOST_TAGS, _LONGEST_TAG = 10, 64
 
 
 def check_unit(unit: bytes) -> None:
-    """Raises InvalidReservation if the unit is not one of the service's four."""
+    """Raises InvalidReservation unless the service knows the unit."""
     if unit not in UNITS:
         raise InvalidReservation(b"unit")
 
@@ -28,7 +28,7 @@ def subject(scope_path: bytes, given: Mapping[str, Any] | None) -> Mapping[str, 
         parts = [part.partition(":") for part in scope_path.decode("utf-8", "replace").split("/")]
         given = {level: value for level, _, value in parts}
         if len(given) < len(parts):
-            raise InvalidReservation(b"subject: a level stands twice in the scope path")
+            raise InvalidReservation(b"subject: the scope path has a level twice")
     for level, value in given.items():
         if level == "dimensions":
             _check("subject.dimensions", _are_dimensions(value))
@@ -39,7 +39,7 @@ def subject(scope_path: bytes, given: Mapping[str, Any] | None) -> Mapping[str, 
 
 
 def action(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """The action of a reservation. Raises InvalidReservation if the service could not read the action."""
+    """The action of a reservation. Raises InvalidReservation if the service cannot parse it."""
     given = given or {}
     _check("action.kind", _is_text(given.get("kind"), _LONGEST_KIND))
     _check("action.name", _is_text(given.get("name"), _LONGEST_NAME))

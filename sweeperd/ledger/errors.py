@@ -1,4 +1,4 @@
-"""The refusals of the ledger. Each has its own class, with the code used by the scripts."""
+"""Defines the refusals of the ledger, one class for each code of the scripts."""
 
 import re
 from typing import ClassVar
@@ -10,8 +10,8 @@ class LedgerError(Exception):
     """
     The ledger refused, and nothing has changed.
 
-    `code` names the refusal, as the scripts do: BUDGET_FROZEN is BudgetFrozen. `detail` is the scope that refused, or
-    else the reason, in bytes; it may be empty.
+    `code` is the scripts' name of the refusal: BUDGET_FROZEN for BudgetFrozen. `detail` is the scope that refused, or
+    the reason, as bytes. It may be empty.
     """
 
     code: ClassVar[str] = ""
@@ -26,7 +26,7 @@ class LedgerError(Exception):
         super().__init__(f"{self.message}: {decode(detail)}" if detail else self.message)
 
 
-class InsufficientBudget(LedgerError, message="the remaining budget does not suffice"):
+class InsufficientBudget(LedgerError, message="the remaining budget is too small"):
     """The remaining amount of a scope's budget is smaller than the requested amount."""
 
 
@@ -34,8 +34,8 @@ class EstimateExceeded(InsufficientBudget, message="more was used than was reser
     """More was used than was reserved, and the reservation's overage policy is REJECT."""
 
 
-class OverdraftLimitExceeded(InsufficientBudget, message="the debt would pass the overdraft limit"):
-    """A scope's debt would pass its overdraft limit."""
+class OverdraftLimitExceeded(InsufficientBudget, message="the debt would exceed the overdraft limit"):
+    """A scope's debt would exceed its overdraft limit."""
 
 
 class BudgetFrozen(LedgerError, message="the budget is frozen"):
@@ -47,50 +47,47 @@ class BudgetClosed(LedgerError, message="the budget is closed"):
 
 
 class DebtOutstanding(LedgerError, message="the budget is in debt"):
-    """A scope without an overdraft limit is in debt: nothing can be reserved in it."""
+    """A scope without an overdraft limit is in debt, so nothing can be reserved in it."""
 
 
 class OverLimit(LedgerError, message="the budget is over its limit"):
-    """A scope is marked as over its limit: nothing can be reserved in it."""
+    """A scope is marked as over its limit, so nothing can be reserved in it."""
 
 
 class NoBudget(LedgerError, message="no budget"):
     """None of the scopes has a budget in this unit. `detail` is the last scope."""
 
 
-class UnitMismatch(NoBudget, message="the unit is another one"):
-    """
-    The unit is another one: not the unit of the committed reservation; or, if no scope has a budget in the requested
-    unit, not the unit of a budget of the scope `detail`.
-    """
+class UnitMismatch(NoBudget, message="the unit is different"):
+    """The reservation has another unit, or the scope `detail` has a budget only in another unit."""
 
 
 class TenantClosed(LedgerError, message="the tenant is closed"):
-    """The tenant's record says CLOSED."""
+    """The status of the tenant is CLOSED."""
 
 
-class InvalidTenant(LedgerError, message="the record of the tenant is broken"):
-    """The tenant's record is broken: no JSON object, or a status other than ACTIVE, SUSPENDED and CLOSED."""
+class InvalidTenant(LedgerError, message="the record of the tenant is malformed"):
+    """The tenant's record is not a JSON object, or its status is not ACTIVE, SUSPENDED or CLOSED."""
 
 
-class BudgetExists(LedgerError, message="there is a budget already"):
-    """The scope has a budget in this unit already."""
+class BudgetExists(LedgerError, message="the budget already exists"):
+    """The scope already has a budget in this unit."""
 
 
 class OpenedByCycles(LedgerError, message="the admin service of Cycles opens the budgets"):
-    """The ledger works beside a Cycles service, whose admin service opens the budgets and keeps a list of them."""
+    """Next to a Cycles service, its admin service opens the budgets and keeps a list of them."""
 
 
-class InvalidBudget(LedgerError, message="the budget is broken"):
-    """A scope's budget is broken: no hash, an amount that is no int64 or below 0, an unknown status."""
+class InvalidBudget(LedgerError, message="the budget is malformed"):
+    """A scope's budget is not a hash, or has an invalid amount or status."""
 
 
 class ReservedUnderflow(InvalidBudget, message="the budget holds less than was reserved"):
     """A scope's budget holds less than this reservation has reserved in it."""
 
 
-class AmountOverflow(LedgerError, message="an amount would leave int64"):
-    """An amount of a scope's budget would leave int64."""
+class AmountOverflow(LedgerError, message="an amount would exceed int64"):
+    """An amount of a scope's budget would exceed int64."""
 
 
 class ReservationNotFound(LedgerError, message="no such reservation"):
@@ -98,30 +95,30 @@ class ReservationNotFound(LedgerError, message="no such reservation"):
 
 
 class ReservationFinalized(LedgerError, message="the reservation has ended"):
-    """The reservation was ended by another request. `detail` is COMMITTED, RELEASED or SETTLED."""
+    """Another request has ended the reservation. `detail` is COMMITTED, RELEASED or SETTLED."""
 
 
 class ReservationExpired(LedgerError, message="the reservation has expired"):
     """The deadline has passed; for a commit or a release, the grace too."""
 
 
-class ReservationExists(LedgerError, message="there is a reservation of that id already"):
+class ReservationExists(LedgerError, message="the reservation id already exists"):
     """The id of the new reservation is taken."""
 
 
-class InvalidReservation(LedgerError, message="the reservation is broken"):
+class InvalidReservation(LedgerError, message="the reservation is malformed"):
     """
-    The reservation is broken, and `detail` is the reason, named as in the sweep's quarantine; or a Cycles service could
-    not read the new reservation, and `detail` is the field.
+    The reservation is malformed, and `detail` is the reason, as in quarantine; or a Cycles service could not parse the
+    new reservation, and `detail` is the field.
     """
 
 
-class TooManyExtensions(LedgerError, message="the reservation was extended as often as it may be"):
-    """The reservation was extended as often as permitted."""
+class TooManyExtensions(LedgerError, message="the reservation has no extensions left"):
+    """The reservation has reached `max_extensions`."""
 
 
 class DeadlineTooFar(LedgerError, message="the deadline would be too far in the future"):
-    """The deadline and the grace would lie beyond the numbers that a double holds exactly (2^53 ms)."""
+    """The deadline and the grace would exceed 2^53 ms, the limit of exact doubles."""
 
 
 class IdempotencyMismatch(LedgerError, message="the idempotency key was used for another request"):
@@ -129,11 +126,11 @@ class IdempotencyMismatch(LedgerError, message="the idempotency key was used for
 
 
 class RedisFull(LedgerError, message="Redis is at maxmemory"):
-    """Redis is at maxmemory and takes no writes."""
+    """Redis is at maxmemory and refuses writes."""
 
 
-class MissingRight(LedgerError, message="the user of Redis lacks a right"):
-    """The user of Redis may not run a command of the ledger on a key. `detail` is the refusal of Redis."""
+class MissingRight(LedgerError, message="the Redis user lacks a right"):
+    """The Redis user may not run a command of the ledger on a key. `detail` is the error of Redis."""
 
 
 _BY_CODE: dict[str, type[LedgerError]] = {
@@ -144,5 +141,5 @@ _BY_CODE: dict[str, type[LedgerError]] = {
 
 
 def refusal(code: bytes, detail: bytes) -> LedgerError:
-    """The error for `{'refused', code, detail}`, the answer of a script."""
+    """The error for a script's reply `{'refused', code, detail}`."""
     return _BY_CODE[code.decode()](detail)

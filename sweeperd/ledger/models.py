@@ -1,4 +1,4 @@
-"""The values of the ledger: checked arguments of the scripts, the scripts' JSON answers, and results."""
+"""Converts the ledger's arguments for the scripts, and the scripts' replies to results."""
 
 import hashlib
 import json
@@ -13,29 +13,29 @@ from sweeperd.ledger.errors import InvalidReservation
 
 Result = TypeVar("Result")
 
-#: An id, tenant, scope, unit or idempotency key: bytes, or text in place of its UTF-8 bytes. Answers hold text: bytes
-#: that are not UTF-8 are lone surrogates there (`surrogateescape`), and the same text is accepted back.
+#: An id, tenant, scope, unit or idempotency key, as bytes or text. Answers have text, in which invalid UTF-8 becomes
+#: lone surrogates (`surrogateescape`), and the same text is accepted back.
 Name = str | bytes
-#: The types of a name at run time. (bytes() of an int is that many NUL bytes.)
+#: The types of a name. Checked at run time, because bytes() of an int is that many NUL bytes.
 _NAMES = (str, bytes, bytearray, memoryview)
 INT64_MAX = 2**63 - 1
-#: The greatest `max_extensions`: up to here the scripts count exactly.
+#: The greatest `max_extensions`, because the scripts count exactly up to here.
 MAX_EXTENSIONS = 2**53
 #: The shortest `audit_retention`, ms.
 LEAST_RETENTION = 3_600_000
-#: The most scopes of one operation: a script stays bounded.
+#: The most scopes of one operation, which bounds the run time of a script.
 MAX_SCOPES = 256
 
 
 class OveragePolicy(StrEnum):
-    """The rule if more is used than was reserved, or than there is."""
+    """What happens if a charge exceeds the reserved or the remaining amount."""
 
-    #: The operation is refused.
+    #: Refuse the operation.
     REJECT = "REJECT"
-    #: As much is charged as every scope has. If a scope has less, it is marked as over its limit.
+    #: Charge as much as every scope has, and mark the scopes that have less as over their limit.
     ALLOW_IF_AVAILABLE = "ALLOW_IF_AVAILABLE"
-    #: All of it is charged. The part that a scope does not have becomes its debt, up to its overdraft limit. If a scope
-    #: has no overdraft limit, the rule there is ALLOW_IF_AVAILABLE.
+    #: Charge everything. What a scope does not have becomes its debt, up to its overdraft limit. A scope without an
+    #: overdraft limit follows ALLOW_IF_AVAILABLE.
     ALLOW_WITH_OVERDRAFT = "ALLOW_WITH_OVERDRAFT"
 
 
@@ -44,7 +44,7 @@ class Balance:
     """
     One budget: remaining = allocated - spent - reserved - debt.
 
-    `spent` is the charged and funded amount. A charge beyond the funds is `debt`, and may bring `remaining` below 0.
+    `spent` is the funded part of all charges. The rest is `debt`, which may make `remaining` negative.
     """
 
     scope: str
@@ -56,34 +56,34 @@ class Balance:
     debt: int
     overdraft_limit: int
     is_over_limit: bool
-    #: ACTIVE, FROZEN or CLOSED. Another service may have written any other text.
+    #: ACTIVE, FROZEN or CLOSED, unless another service has written another text.
     status: str
 
 
 @dataclass(frozen=True)
 class Reserved:
-    """An amount is held."""
+    """A new reservation, which holds `amount`."""
 
     reservation_id: str
     amount: int
     created_at: int
     expires_at: int
-    #: The budgets after the change, one for each scope with a budget, outermost first.
+    #: The budgets after the change, outermost scope first.
     balances: tuple[Balance, ...]
     #: The scopes without a budget; they were skipped.
     unbudgeted: tuple[str, ...]
-    #: From the answer to `expires_at`, ms, made anew for a repeated answer too; 0 if the reservation is no longer
-    #: ACTIVE. A heartbeat counts from here with a monotonic clock, and needs no clock of Redis.
+    #: The time left until `expires_at`, ms, up to date even in a repeated answer; 0 if the reservation is no longer
+    #: ACTIVE. With it a heartbeat needs only a monotonic clock.
     remaining_ttl_ms: int = field(compare=False)
 
 
 @dataclass(frozen=True)
 class Committed:
-    """The reservation has ended, and every budget was charged `charged`; the rest was given back."""
+    """A committed reservation: every budget was charged `charged`, and the rest was released."""
 
     reservation_id: str
     charged: int
-    #: The part of the charge that became debt, in all budgets together.
+    #: The part of the charge that became debt, summed over all budgets.
     debt_incurred: int
     committed_at: int
     balances: tuple[Balance, ...]
@@ -93,14 +93,14 @@ class Committed:
 
 @dataclass(frozen=True)
 class Settled:
-    """The used amount is charged: every budget was charged `charged`."""
+    """A settled reservation: every budget was charged `charged`."""
 
     reservation_id: str
     charged: int
-    #: The part of the charge that became debt: in time counted as in `Committed`, late as in `Debited`.
+    #: The part of the charge that became debt, as in `Committed`, or as in `Debited` if late.
     debt_incurred: int
     settled_at: int
-    #: The hold had expired, so the amount was charged without a hold.
+    #: Whether the hold had expired, so that the amount was charged without it.
     late: bool
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
@@ -109,7 +109,7 @@ class Settled:
 
 @dataclass(frozen=True)
 class Released:
-    """The reservation has ended, and every budget has `amount` back."""
+    """A released reservation: `amount` returned to every budget."""
 
     reservation_id: str
     amount: int
@@ -121,11 +121,11 @@ class Released:
 
 @dataclass(frozen=True)
 class Extended:
-    """The reservation has a new deadline."""
+    """An extended reservation with a new deadline."""
 
     reservation_id: str
     expires_at: int
-    #: How often the reservation was extended so far; in a repeated answer too.
+    #: How often the reservation was extended, up to date even in a repeated answer.
     extension_count: int
     balances: tuple[Balance, ...]
     #: Scopes whose budget no longer exists.
@@ -136,7 +136,7 @@ class Extended:
 
 @dataclass(frozen=True)
 class Debited:
-    """Every budget was charged `charged`, without a reservation."""
+    """A debit without a reservation: every budget was charged `charged`."""
 
     charged: int
     #: The part of the charge that became debt, in the budget with the most debt.
@@ -149,7 +149,7 @@ class Debited:
 
 @dataclass(frozen=True)
 class Reservation:
-    """A reservation as it stands. Times and durations are ms, on Redis's clock."""
+    """The current state of a reservation. Times and durations are ms, on Redis's clock."""
 
     reservation_id: str
     tenant: str
@@ -158,40 +158,26 @@ class Reservation:
     #: The reserved amount in each of the scopes.
     amount: int
     unit: str
-    #: The scopes whose budgets hold the amount, outermost first.
+    #: The scopes with the amount reserved, outermost first.
     scopes: tuple[str, ...]
     created_at: int
     expires_at: int
-    #: None: the default grace.
+    #: None for the default grace.
     grace_ms: int | None
     extension_count: int
     overage_policy: str
-    #: What was charged by a commit or a settlement.
+    #: The amount charged by a commit or a settlement.
     charged: int | None
     subject: Mapping[str, Any] | None
     action: Mapping[str, Any] | None
     metadata: Mapping[str, Any] | None
 
 
-#: The fields of a hash that make a Reservation.
-RESERVATION_FIELDS = (
-    "tenant",
-    "state",
-    "estimate_amount",
-    "estimate_unit",
-    "budgeted_scopes",
-    "affected_scopes",
-    "created_at",
-    "expires_at",
-    "grace_ms",
-    "extension_count",
-    "overage_policy",
-    "settled_amount",
-    "charged_amount",
-    "subject_json",
-    "action_json",
-    "metadata_json",
-)
+#: The fields of a reservation's hash.
+RESERVATION_FIELDS = """
+    tenant state estimate_amount estimate_unit budgeted_scopes affected_scopes created_at expires_at grace_ms
+    extension_count overage_policy settled_amount charged_amount subject_json action_json metadata_json
+    """.split()  # noqa: SIM905
 
 
 def _scopes(value: str) -> tuple[str, ...]:
@@ -236,14 +222,14 @@ def reservation(reservation_id: bytes, values: Sequence[bytes | None]) -> Reserv
     )
 
 
-#: The field of a result -> the name of the field in the answer, if this is another one.
+#: The field of a result -> its different name in the answer.
 _IN_ANSWERS = {"debt_incurred": "debt", "unbudgeted": "missing"} | dict.fromkeys(
     ("committed_at", "settled_at", "released_at", "debited_at"), "at"
 )
 
 
 class LedgerAnswer:
-    """The JSON answer of a script. Numbers are decimal text, because a JSON number of Lua is a double."""
+    """A script's JSON answer. Numbers are decimal text, because Lua would encode them as doubles."""
 
     def __init__(self, text: bytes, remaining_ttl: bytes = b"0") -> None:
         self._fields: dict[str, Any] = json.loads(text.decode("utf-8", "surrogateescape"))
@@ -251,11 +237,11 @@ class LedgerAnswer:
 
     @property
     def balances(self) -> tuple[Balance, ...]:
-        """The budgets after the operation, in the order of the scopes."""
+        """The budgets after the operation, in scope order."""
         return tuple(_balance(self._fields["unit"], *row) for row in self._fields["balances"])
 
     def result(self, kind: type[Result], **given: Any) -> Result:
-        """A result of this class: the fields `given`, and all other fields from the answer."""
+        """A result with the fields `given`, and all others from the answer."""
         given |= {"balances": self.balances, "remaining_ttl_ms": self.remaining_ttl_ms}
         names: Any = fields(kind)  # type: ignore[arg-type]
         return kind(**{each.name: given[each.name] if each.name in given else self._read(each) for each in names})
@@ -264,7 +250,7 @@ class LedgerAnswer:
         value = self._fields[_IN_ANSWERS.get(field.name, field.name)]
         if field.type is int:
             return int(value)
-        return tuple(value) if isinstance(value, list | dict) else value  # an empty list of Lua is an object
+        return tuple(value) if isinstance(value, list | dict) else value  # Lua encodes an empty list as an object
 
 
 def _balance(unit: str, scope: str, *rest: Any) -> Balance:
@@ -274,12 +260,12 @@ def _balance(unit: str, scope: str, *rest: Any) -> Balance:
 
 
 def text(raw: bytes) -> str:
-    """The text of a name in an answer."""
+    """A name as text."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def name(what: str, value: Name) -> bytes:
-    """The bytes of a name. Raises TypeError if the name is neither text nor bytes, ValueError if empty."""
+    """A name as bytes. Raises TypeError if it is neither text nor bytes, ValueError if it is empty."""
     if not isinstance(value, _NAMES):
         raise TypeError(f"{what} is a {type(value).__name__}, neither str nor bytes")
     raw = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else bytes(value)
@@ -290,15 +276,15 @@ def name(what: str, value: Name) -> bytes:
 
 def scope_list(scopes: Sequence[Name]) -> list[bytes]:
     """
-    The bytes of each scope. Raises TypeError for a single name and for what has no order, ValueError for none or more
-    than MAX_SCOPES.
+    Scopes as bytes. Raises TypeError for a single name or an unordered collection, ValueError for none or more than
+    MAX_SCOPES.
     """
     if isinstance(scopes, _NAMES):
         raise TypeError("scopes is one name, not a sequence of names")
     if not isinstance(scopes, Sequence):
         raise TypeError(f"scopes is a {type(scopes).__name__}, not a sequence of names")
     if not 0 < len(scopes) <= MAX_SCOPES:
-        raise ValueError(f"scopes are from 1 to {MAX_SCOPES}, not {len(scopes)}")
+        raise ValueError(f"scopes must be 1 to {MAX_SCOPES}, not {len(scopes)}")
     return [name("scope", scope) for scope in scopes]
 
 
@@ -310,7 +296,7 @@ def amount(what: str, value: int) -> bytes:
 def whole(what: str, value: int, *, most: int) -> bytes:
     """A whole number from 0 to `most` as decimal text. Raises TypeError, ValueError."""
     if not 0 <= operator.index(value) <= most:
-        raise ValueError(f"{what} is not from 0 to {most}: {value}")
+        raise ValueError(f"{what} must be from 0 to {most}: {value}")
     return b"%d" % value
 
 
@@ -324,8 +310,8 @@ def milliseconds(what: str, duration: timedelta, *, least: int) -> int:
 
 def json_text(mapping: Mapping[str, Any] | None) -> bytes:
     """
-    A mapping as JSON with sorted keys, so that equal mappings give equal text; None gives the empty text. Raises
-    ValueError for a number that JSON does not have.
+    A mapping as JSON with sorted keys, so that equal mappings give equal text; empty for None. Raises ValueError for
+    NaN and infinity.
     """
     if mapping is None:
         return b""
@@ -333,7 +319,7 @@ def json_text(mapping: Mapping[str, Any] | None) -> bytes:
 
 
 def request_hash(*request: str | bytes) -> bytes:
-    """The SHA-256 of a request. The length of each part goes in before the part: no two requests give the same text."""
+    """The SHA-256 of a request. Each part is prefixed with its length, so that different requests never collide."""
     digest = hashlib.sha256()
     for part in request:
         raw = part.encode() if isinstance(part, str) else part

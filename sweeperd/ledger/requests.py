@@ -1,4 +1,4 @@
-"""What each operation of the ledger asks Redis, and what the answer means. The clients only send: see `client`."""
+"""Builds the script call of each ledger operation, with the parser of its reply."""
 
 import secrets
 from collections.abc import Callable, Mapping, Sequence
@@ -37,19 +37,18 @@ class Request(Generic[Answer]):
 
     script: str
     call: Call
-    #: The answer in the words of the reply without the hash. Raises LedgerError if the reply is a refusal.
+    #: Parses the reply without its hash. Raises LedgerError for a refusal.
     answer: Callable[[list[Any]], Answer]
 
     def is_answered_by(self, reply: Any) -> bool:
-        """Whether this reply is to this request: it ends with the hash of its request."""
+        """Whether the reply ends with the hash of this request."""
         return isinstance(reply, list) and reply[-1:] == [self.call.args[0]]
 
 
 class Requests:
     """
-    The request of each operation, under the keys of one shard. The settings are those of `Ledger`; durations in ms.
-
-    Each method raises ValueError or TypeError if an argument cannot be used.
+    The request of each operation, with the options of `Ledger` in ms. Each method raises ValueError or TypeError for an
+    invalid argument.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Requests:
         self._new_id = new_id
 
     def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Request[Balance]:
-        """Open a budget with nothing spent. Raises BudgetExists if there is one, OpenedByCycles, RedisFull."""
+        """Open a budget with nothing spent. Raises BudgetExists, OpenedByCycles, RedisFull."""
         if self._cycles:
             raise OpenedByCycles
         budget = models.name("scope", scope), models.name("unit", unit)
@@ -86,8 +85,8 @@ class Requests:
 
     def get(self, reservation_id: Name) -> Request[Reservation]:
         """
-        Read a reservation as it stands: overdue ones are ACTIVE until the sweep or a settlement comes by. Raises
-        ReservationNotFound, InvalidReservation.
+        Read the current state of a reservation. An overdue one stays ACTIVE until a sweep or a settlement expires it.
+        Raises ReservationNotFound, InvalidReservation.
         """
         reservation_id = models.name("reservation id", reservation_id)
         arguments: list[bytes | str] = [models.request_hash("get", reservation_id), *models.RESERVATION_FIELDS]
@@ -111,17 +110,17 @@ class Requests:
         metadata: Mapping[str, Any] | None = None,
     ) -> Request[Reserved]:
         """
-        Hold `amount` in the budget of every scope, or in none. `scopes` are ordered from the outermost to the scope of
-        the work. Scopes without a budget are skipped.
+        Reserve `amount` in the budget of every scope, or in none. `scopes` start with the outermost. Scopes without a
+        budget are skipped.
 
-        The reservation lasts for `ttl` (at least 1 ms), and a late commit is accepted for `grace` more (None: the
-        default grace). `subject`, `action` and `metadata` are kept with the reservation as JSON. Beside a Cycles
-        service, `action` has `kind` and `name`, the subject is by default made of the last scope, and the unit is one
-        of the service's.
+        The reservation lasts for `ttl` (1 ms or more), and a late commit is accepted for another `grace` (None for the
+        default grace). `subject`, `action` and `metadata` are stored as JSON. Next to a Cycles service, `action` needs
+        `kind` and `name`, the subject defaults to the levels of the last scope, and the unit must be one of the
+        service's.
 
         Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
         BudgetClosed, OverLimit, DebtOutstanding, InsufficientBudget, InvalidBudget, AmountOverflow, TenantClosed,
-        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull; beside a Cycles service
+        InvalidTenant, DeadlineTooFar, ReservationExists, IdempotencyMismatch, RedisFull; next to a Cycles service
         InvalidReservation.
         """
         tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
@@ -174,8 +173,9 @@ class Requests:
         idempotency_key: Name,
     ) -> Request[Committed]:
         """
-        Charge the amount really used, and give back the rest. Accepted until the end of the grace, even if a budget is
-        frozen or closed. More than was reserved follows the reservation's overage policy. `unit` is checked if given.
+        Charge the used amount and release the rest. Accepted until the end of the grace, even if a budget is frozen or
+        closed. The reservation's overage policy decides about an amount beyond the reserved one. `unit` is checked if
+        given.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, UnitMismatch,
         EstimateExceeded, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed, InvalidTenant,
@@ -187,7 +187,7 @@ class Requests:
 
     def release(self, tenant: Name, reservation_id: Name, *, idempotency_key: Name) -> Request[Released]:
         """
-        Give back everything. Accepted until the end of the grace.
+        Release the reserved amount. Accepted until the end of the grace.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, InvalidBudget,
         AmountOverflow, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
@@ -197,7 +197,7 @@ class Requests:
 
     def extend(self, tenant: Name, reservation_id: Name, by: timedelta, *, idempotency_key: Name) -> Request[Extended]:
         """
-        Move the deadline by a duration (at least 1 ms). Accepted until the deadline; there is no grace.
+        Extend the deadline by a duration of 1 ms or more. Accepted until the deadline, without grace.
 
         Raises ReservationNotFound, ReservationFinalized, ReservationExpired, InvalidReservation, TooManyExtensions,
         DeadlineTooFar, InvalidBudget, TenantClosed, InvalidTenant, IdempotencyMismatch, RedisFull.
@@ -209,13 +209,13 @@ class Requests:
 
     def settle(self, tenant: Name, reservation_id: Name, actual: int, *, idempotency_key: Name) -> Request[Settled]:
         """
-        Charge the amount really used, whatever has become of the hold: for the end of a job that may be late, and for
-        each retry of it. In time, this is a commit. Later, the hold is expired first, with its event, if the sweep has
-        not come by; then the amount is charged as by `event`, in the reservation's scopes and by its overage policy.
+        Charge the used amount whether or not the reservation has expired, at the end of a job that may be late, and on
+        each retry. In time, this is a commit. Later, it first expires the reservation, with its event, unless the sweep
+        has done so. Then it charges the amount as `event` does, in the reservation's scopes and by its overage policy.
 
-        The same request gets the first answer as long as the hash of the reservation is kept, and is refused
-        afterwards (ReservationNotFound): never is an amount charged twice. An `event` under the same key counts as the
-        same charge, and is refused.
+        A repeated request gets the first answer while the reservation's hash is kept, and is refused afterwards
+        (ReservationNotFound), so that no amount is charged twice. An `event` with the same key counts as the same
+        charge and is refused.
 
         Raises what `commit` and `event` raise, except for ReservationExpired.
         """
@@ -235,7 +235,7 @@ class Requests:
     ) -> Request[Debited]:
         """
         Debit `amount` from the budget of every scope, or from none, without a reservation. Scopes without a budget are
-        skipped. The debit is booked even if a budget is in debt or over its limit.
+        skipped. A budget in debt or over its limit is debited too.
 
         Raises NoBudget if no scope has a budget, UnitMismatch if there is a budget in another unit, BudgetFrozen,
         BudgetClosed, InsufficientBudget, OverdraftLimitExceeded, InvalidBudget, AmountOverflow, TenantClosed,
@@ -263,7 +263,7 @@ class Requests:
         result: type[Answer],
         *more: bytes,
     ) -> Request[Answer]:
-        """The run of a script that changes a reservation: commit, release, extend or settle."""
+        """The request of a commit, release, extension or settlement."""
         tenant, key = models.name("tenant", tenant), models.name("idempotency_key", idempotency_key)
         settles = script == "settle"
         keys = [
@@ -291,12 +291,12 @@ class Requests:
         return Request(script, Call(keys, arguments), _json(lambda answer: answer.result(result, **names)))
 
     def _records(self, tenant: bytes, operation: bytes, key: bytes) -> list[bytes]:
-        """The record of a Cycles service for this key, if the ledger works beside one."""
+        """The Cycles service's record for this key, if there is such a service."""
         return [self._keys.cycles.idempotency(tenant, operation, key)] if self._cycles else []
 
 
 def _accepted(reply: Any) -> list[Any]:
-    """What follows 'ok' in a reply {'ok', ...} or {'refused', code, detail}. Raises LedgerError."""
+    """The rest of a reply {'ok', ...}. Raises the LedgerError of {'refused', code, detail}."""
     status, *rest = reply
     if status != b"ok":
         raise refusal(*rest)
@@ -304,5 +304,5 @@ def _accepted(reply: Any) -> list[Any]:
 
 
 def _json(build: Callable[[LedgerAnswer], Answer]) -> Callable[[Any], Answer]:
-    """The answer built from the JSON of a reply."""
+    """Parse the JSON of a reply, and build the answer from it."""
     return lambda reply: build(LedgerAnswer(*_accepted(reply)))

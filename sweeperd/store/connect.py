@@ -14,9 +14,10 @@ amounts. Such a script therefore waits until the slot has migrated.
 """
 
 import contextlib
+import inspect
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import redis
@@ -181,27 +182,24 @@ class _AsyncSentinelPool(_AsyncInterruptible, redis.asyncio.sentinel.SentinelCon
 
 
 class _Search:
-    """Queries the sentinels one after the other until one answers, and raises readable errors."""
+    """Queries the sentinels one by one, the last successful one first, and raises readable errors."""
 
     sentinels: list[Any]
 
-    def _search(self, service_name: str) -> Generator[Any, Any, tuple[str, int]]:
-        """
-        Yields the sentinels to query, the last successful one first, and is sent each one's masters or its error.
-        Returns the primary. Raises redis.ConnectionError.
-        """
+    async def _search(self, service_name: str) -> tuple[str, int]:
         problems = []
         for sentinel in list(self.sentinels):
             place = sentinel.connection_pool.connection_kwargs
-            masters = yield sentinel
-            if isinstance(masters, redis.RedisError):
-                problems.append(f"{place['host']}:{place['port']}: {masters}")
+            try:
+                masters = sentinel.sentinel_masters()
+                state = (await masters if inspect.isawaitable(masters) else masters).get(service_name)
+            except redis.RedisError as error:
+                problems.append(f"{place['host']}:{place['port']}: {error}")
                 continue
-            state = masters.get(service_name)
             if state is None:
                 problems.append(f"{place['host']}:{place['port']} does not know it")
             elif not self.check_master_state(state, service_name):  # type: ignore[attr-defined]
-                problems.append(f"{place['host']}:{place['port']} takes it for down")
+                problems.append(f"{place['host']}:{place['port']} reports it as down")
             else:
                 self.sentinels = [sentinel, *(other for other in self.sentinels if other is not sentinel)]
                 return state["ip"], state["port"]
@@ -211,33 +209,18 @@ class _Search:
 class _Sentinels(_Search, Sentinel):
     def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary. Raises redis.ConnectionError."""
-        search, answer = self._search(service_name), None
-        while True:
-            try:
-                sentinel = search.send(answer)
-            except StopIteration as found:
-                host, port = found.value
-                return host, port
-            try:
-                answer = sentinel.sentinel_masters()
-            except redis.RedisError as error:
-                answer = error
+        try:
+            self._search(service_name).send(None)  # runs to its end, because blocking clients never suspend it
+        except StopIteration as found:
+            host, port = found.value
+            return host, port
+        raise AssertionError
 
 
 class _AsyncSentinels(_Search, redis.asyncio.sentinel.Sentinel):
     async def discover_master(self, service_name: str) -> tuple[str, int]:
         """The primary. Raises redis.ConnectionError."""
-        search, answer = self._search(service_name), None
-        while True:
-            try:
-                sentinel = search.send(answer)
-            except StopIteration as found:
-                host, port = found.value
-                return host, port
-            try:
-                answer = await sentinel.sentinel_masters()
-            except redis.RedisError as error:
-                answer = error
+        return await self._search(service_name)
 
 
 class SlotOwner:

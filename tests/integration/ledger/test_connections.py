@@ -108,6 +108,6 @@ def test_a_sentinel_that_refuses_is_passed_over(own_server: Server, redis_binary
 def test_no_sentinel_knows_the_primary(redis_binary: Binary, connect: Connect) -> None:
     with Server(redis_binary) as other:
         ledger = connect(f"redis+sentinel://127.0.0.1:{other.port}/{SERVICE}/0?sentinel_password=hush-hush")
-        with pytest.raises(RedisUnavailable, match=f"no sentinel names a primary of {SERVICE}: 127") as caught:
+        with pytest.raises(RedisUnavailable, match=f"{SERVICE}: 127") as caught:
             ledger.budget("s", "TOKENS")
     assert "hush" not in "".join(traceback.format_exception(caught.value))

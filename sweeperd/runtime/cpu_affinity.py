@@ -10,19 +10,19 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-#: How long the cores are watched before the first choice, and between two choices; seconds.
+#: Before the first choice of a core, and between two choices, seconds.
 FIRST_AFTER, CHOOSE_EVERY = 0.5, 5.0
-#: The process moves if other processes use so much more of its core than of the least busy one: a share of a core.
+#: The process moves if others use this much more of its core than of the least busy one, as a share of a core.
 WORTH_A_MOVE = 0.25
-#: If other processes use so much of every core, the process is spread over all of them.
+#: If others use this much of every core, the process is spread over all of them.
 BUSY = 0.6
 
 
 class CpuAffinity:
     """
-    Keeps all threads of the process on the core that others use least. The threads share one interpreter, so they use
-    one core at a time in any case. Spread over several cores they wake each other across them at each request: twice
-    the CPU time of an event that has a request to itself, and half the events a second.
+    Keeps all threads of the process on one core. The threads share one interpreter lock, so they use one core at a time
+    anyway. Spread over several cores, they wake each other across cores at each request, which doubles the CPU time of
+    an event and halves the events per second.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class CpuAffinity:
 
     def keep(self, *, wanted: bool) -> None:
         """
-        Measure and choose again if the time has come; call this every second or so. A new thread inherits the core of
-        the thread that starts it. If the system cannot bind a process to a core, or forbids this, nothing happens.
+        Measure and choose a core if that is due. Call this about every second. New threads inherit the core. No effect
+        if the system cannot bind a process to a core, or forbids it.
         """
         if len(self._allowed) < 2 or time.monotonic() < self._choose_at:
             return
         try:
             used_by_others = self._used_by_others()
-        except (OSError, ValueError):  # no file can be opened, or it reads otherwise here; the core can wait
+        except (OSError, ValueError):  # too many open files, or another format
             used_by_others = {}
         self._choose_at = time.monotonic() + (CHOOSE_EVERY if used_by_others else FIRST_AFTER)
         if not used_by_others:
@@ -67,8 +67,8 @@ class CpuAffinity:
 
     def _used_by_others(self) -> dict[int, float]:
         """
-        The share of each allowed core that other processes used since the last call; empty at the first call. If the
-        process is on all of them, its own part of each is taken to be the same.
+        The share of each allowed core that other processes used since the last call; empty at the first call. A process
+        on all cores is assumed to use each equally.
         """
         before, self._measured = self._measured, (time.monotonic(), busy_times(), time.process_time())
         if before is None:
@@ -83,10 +83,7 @@ class CpuAffinity:
 
 
 def choose(current: int | None, used_by_others: Mapping[int, float]) -> int | None:
-    """
-    The core to be on; None: all of them, because none is free enough. `used_by_others`: the share of each core that
-    other processes used lately.
-    """
+    """The core to be on, or None for all of them if none is free enough, by the share that others use of each."""
     best = min(used_by_others, key=lambda core: (used_by_others[core], core))
     if used_by_others[best] > BUSY:
         return None
@@ -96,12 +93,12 @@ def choose(current: int | None, used_by_others: Mapping[int, float]) -> int | No
 
 
 def busy_times() -> dict[int, float]:
-    """How long each core was busy since the boot, seconds: all but idle time and waits for disks."""
+    """How long each core was busy since boot, seconds, without idle time and waits for disks."""
     ticks, found = os.sysconf("SC_CLK_TCK"), {}
     for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
         name, *times = line.split()
         if name.startswith("cpu") and name != "cpu":
             user, nice, system, _idle, _disk, *rest = map(int, times)
-            # The last two, guest times, are part of the first two.
+            # The guest times at the end are part of the first two.
             found[int(name.removeprefix("cpu"))] = (user + nice + system + sum(rest[:3])) / ticks
     return found

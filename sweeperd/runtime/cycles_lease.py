@@ -1,4 +1,4 @@
-"""Holds the lease of the Cycles services, so that their own sweep rests while a replica of sweeperd lives."""
+"""Holds the lease of the Cycles services, so that they do not sweep while a replica of sweeperd lives."""
 
 import contextlib
 import logging
@@ -18,36 +18,35 @@ from sweeperd.store.shard import Shard
 
 log = logging.getLogger(__name__)
 
-#: The TTL that the services of Cycles give to their lease.
+#: The TTL of the Cycles services' lease.
 TTL = timedelta(seconds=30)
-#: Between two renewals of that lease, and between two attempts to take the lease, seconds.
+#: Between two renewals, and between two attempts to take the lease, seconds.
 RENEW_EVERY, RETRY_EVERY = 10.0, 1.0
-#: After so long without that lease the sweep goes on, seconds.
+#: The sweep goes on after this long without the lease, seconds.
 PATIENCE = 30.0
 
 
 class CyclesLease:
     """
-    `cycles:maintenance:lease:reservation_expiry`, by the rule of the Cycles services: taken with SET NX and a TTL,
-    renewed by each process that has the token, never released. When no replica of sweeperd renews the lease any more,
-    the lease runs out, and the services sweep again.
+    `cycles:maintenance:lease:reservation_expiry`, by the rules of the Cycles services: taken with SET NX and a TTL,
+    renewed by each process with the token, never released. Once no replica renews it, it runs out, and the services
+    sweep again.
     """
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._renew = Script("lease/renew")
-        #: When the lease was last taken or renewed, monotonic.
+        #: When the lease was last taken or renewed, and since when it has been missing, monotonic.
         self._renewed_at: float | None = None
-        #: Since when the lease has been missing, monotonic.
         self._missing_since = time.monotonic()
         self._warned = False
 
     def adopt(self, before: "CyclesLease") -> None:
-        """Take over the state of the daemon before a reload."""
+        """Take over the state of the previous daemon."""
         self._renewed_at, self._missing_since, self._warned = before._renewed_at, before._missing_since, before._warned
 
     def hold(self) -> None:
-        """Take or renew the lease when due. Call this about every second. Raises RedisUnavailable."""
+        """Take or renew the lease if that is due. Call this about every second. Raises RedisUnavailable."""
         now = time.monotonic()
         if self.held and self._renewed_at is not None and now - self._renewed_at < RENEW_EVERY:
             return
@@ -64,11 +63,11 @@ class CyclesLease:
             self._renewed_at, self._missing_since = None, now
 
     def permits(self) -> bool:
-        """Whether to sweep now: under the lease, or after 30 s without the lease."""
+        """Whether to sweep now: under the lease, or after PATIENCE without it."""
         now = time.monotonic()
         if self.held:
             return True
-        if self._renewed_at is not None:  # the lease was held, and Redis could not be reached since
+        if self._renewed_at is not None:  # it was held, and Redis has not been reached since
             self._missing_since = self._renewed_at + TTL.total_seconds()
             self._renewed_at = None
         missing = now - self._missing_since
@@ -84,7 +83,7 @@ class CyclesLease:
 
     @contextlib.contextmanager
     def kept(self, stop: threading.Event) -> Iterator[None]:
-        """For `--once`: hold the lease during the block, which begins when `permits` allows or `stop` is set."""
+        """For `--once`: hold the lease during the block, which begins when `permits` or `stop` allow it."""
         end = threading.Event()
         thread = threading.Thread(target=self._keep, args=(end,), name=f"cycles-lease-{self._shard.name}", daemon=True)
         thread.start()

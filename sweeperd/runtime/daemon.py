@@ -1,4 +1,4 @@
-"""The daemon: the work on each shard, and the scheduler, started and stopped in order."""
+"""Runs the work on every shard in background threads."""
 
 import contextlib
 import functools
@@ -29,16 +29,17 @@ from sweeperd.ops.status import read_status
 from sweeperd.ops.status_report import status_report
 from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.runtime.cycles_lease import RETRY_EVERY, CyclesLease
+from sweeperd.runtime.failure import Failure
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.schedule import Incomplete, Outcome, Rules, Schedule, Tick
-from sweeperd.runtime.sweeps import Failure, KindSweep, kind_sweeps
+from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store.shard import open_shards
 
 log = logging.getLogger(__name__)
 
-#: The name of the work that a daemon without a sweep reports to `/readyz`.
+#: The work that a daemon without a sweep reports to `/readyz`.
 _MAINTENANCE = "maintenance"
 
 
@@ -53,8 +54,9 @@ class ShardRunner:
         self._stop = stop
         self._role = role
         self._timing = context.timing
-        self._patience = _patience(settings)
-        #: A separate client, so that the sweep waits for no connection of a delivery.
+        #: How long a task may take before it counts as stuck, seconds.
+        self._patience = 60 + 4 * settings.redis.socket_timeout.total_seconds()
+        #: A separate client, so that the sweep never waits for a connection that a delivery uses.
         self._sweep_shard = shard.twin()
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
         self._sweeps: list[KindSweep] = []
@@ -70,22 +72,22 @@ class ShardRunner:
         metrics.reconcile.retain(shard.name, self._reconciler.swept if self._reconciler else ())
         read = functools.partial(read_status, settings, shard, detailed=True, memory=BacklogMemory())
         self.status_history = StatusHistory(shard.name, shard.address, read)
-        #: The tasks whose being stuck makes the process unhealthy.
+        #: The tasks that make the process unhealthy if they are stuck.
         self._essential = list(self._essential_tasks(settings))
         precision = settings.sweep.precision.total_seconds() if settings.sweep.looks else None
         rules = Rules(settings.sweep.interval.total_seconds(), precision)
         #: Decides when each kind is swept; None if this process sweeps nothing.
         self.schedule = Schedule(self._sweep_shard, stop, self._sweeps, rules, self._sweep) if self._sweeps else None
         interval = min(self._timing.status_every, 3 * settings.sweep.interval.total_seconds())
-        #: A separate thread reads the status for the page, so that no other task waits for the reading.
+        #: The status for the page is read in its own thread, so that no other task waits for it.
         self.tasks = [
             *self._essential,
-            PeriodicTask(f"status of {self.name}", self._read_status, interval, _patience(settings)),
+            PeriodicTask(f"status of {self.name}", self._read_status, interval, self._patience),
         ]
         works = self.kinds if role.sweeps else [_MAINTENANCE]
-        #: Kind, or the maintenance -> why the work fails now; empty if the work succeeds.
+        #: Why the work on each kind, or the maintenance, fails now; empty if it succeeds.
         self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
-        #: The kinds, or the maintenance, that were tried.
+        #: The works that were tried.
         self._tried: set[str] = set()
 
     @property
@@ -95,7 +97,7 @@ class ShardRunner:
 
     @property
     def trouble(self) -> str:
-        """Why this shard cannot be worked with now; empty if the shard can."""
+        """Why the work on this shard fails now; empty if it succeeds."""
         return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
 
     @property
@@ -105,12 +107,12 @@ class ShardRunner:
 
     @property
     def password_refused(self) -> bool:
-        """Whether Redis refused the password of the URL at the last attempt to connect."""
+        """Whether Redis refused the password of the URL at the last connect."""
         return self._shard.password_refused or self._sweep_shard.password_refused
 
     @property
     def missing(self) -> list[str]:
-        """The duties that no daemon does on this shard, as a sentence each."""
+        """The duties that no process carries out on this shard, as a sentence each."""
         return [f"no process {duty}" for duty in self._announcer.missing]
 
     @property
@@ -120,11 +122,11 @@ class ShardRunner:
 
     @property
     def place(self) -> tuple[str, str, bytes]:
-        """Name, address and prefix: if all three are the same after a reload, the shard is the same."""
+        """Identifies the shard across reloads."""
         return self.name, self.address, self._shard.keys.prefix
 
     def adopt(self, before: "ShardRunner") -> None:
-        """Take over the state of a runner of the same shard that has retired."""
+        """Take over the state of a retired runner of the same shard."""
         known = self._troubles.keys() & before._troubles.keys()
         self._troubles |= {work: before._troubles[work] for work in known}
         self._tried |= before._tried & known
@@ -149,12 +151,12 @@ class ShardRunner:
         return problems
 
     def retire(self, deadline: float) -> bool:
-        """After a stop: wait until `deadline` (monotonic) for the current batches. Returns whether they have ended."""
+        """After a stop, wait until `deadline` (monotonic) for the current batches. Returns whether they have ended."""
         ended = all([task.join(deadline) for task in self.tasks])
         return (self.schedule is None or self.schedule.join(deadline)) and ended
 
     def end(self, deadline: float) -> bool:
-        """After a stop: wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
+        """After a stop, wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
         ended = self.retire(deadline)
         ended = self.delivery.join(deadline) and ended
         for sweep in self._sweeps if ended else ():
@@ -166,7 +168,7 @@ class ShardRunner:
         return ended
 
     def _essential_tasks(self, settings: Settings) -> Iterator[PeriodicTask]:
-        interval, patience = settings.sweep.interval.total_seconds(), _patience(settings)
+        interval, patience = settings.sweep.interval.total_seconds(), self._patience
         if self._cycles_lease:
             yield self._waiting("cycles lease", self._hold_cycles_lease, RETRY_EVERY, patience, "the lease of Cycles")
         maintain_every = min(self._timing.maintain_every, 3 * interval)
@@ -177,13 +179,13 @@ class ShardRunner:
         else:
             yield self._waiting("groups", self.delivery.keep_groups, maintain_every, patience)
         if self._reconciler:
-            # A walk may take a day and is ended by a stop within a moment, so a walk is never stuck.
+            # A walk may take a day, and a stop ends it within a moment, so it is never stuck.
             yield self._waiting("reconcile", self._reconciler.run_if_due, self._reconciler.check_every, math.inf)
 
     def _waiting(
         self, name: str, work: Callable[[], object], interval: float, longest: float, logged: str = ""
     ) -> PeriodicTask:
-        """A task that waits while Redis cannot be reached. `logged`: the name for the log, if another."""
+        """A task that waits while Redis cannot be reached. `logged`: its name in the log, if different."""
         outage = Outage(log, logged or name, {"shard": self.name})
 
         def run() -> None:
@@ -199,7 +201,7 @@ class ShardRunner:
         return PeriodicTask(f"{name} of {self.name}", run, interval, longest)
 
     def _hold_cycles_lease(self) -> None:
-        """A sweep that hangs does not keep the services of Cycles from their own."""
+        """Hold the lease of the Cycles services unless a sweep hangs."""
         if self._cycles_lease and not any(sweep.hangs for sweep in self._sweeps if sweep.cycles_lease):
             self._cycles_lease.hold()
 
@@ -207,7 +209,7 @@ class ShardRunner:
         outcome: Outcome
         try:
             self.delivery.prepare()
-            # Ready from the first page on: a tick may take its whole time budget.
+            # Ready from the first page on, because a tick may take its whole time budget.
             outcome = sweep.run(order, functools.partial(self._note, sweep.name, ""))
             trouble = outcome.failure if isinstance(outcome, Incomplete) else ""
         except Exception as error:
@@ -229,26 +231,21 @@ class ShardRunner:
 
     def _note(self, work: str, trouble: str) -> None:
         if work in self._troubles:
-            if work is _MAINTENANCE:  # each sweep sets `redis_up` itself
+            if work is _MAINTENANCE:  # sweeps set `redis_up` themselves
                 self._metrics.sweep.redis_up.labels(self.name).set(not trouble)
             self._troubles[work] = trouble
             self._tried.add(work)
 
     def _read_status(self) -> None:
         if not self._stop.is_set():
-            if not self.health:  # a process that hangs does no work that another could rely on
+            if not self.health:  # others must not rely on a process that hangs
                 self._announcer.update()
             self.status_history.update()
             self._actions.update()
 
 
-def _patience(settings: Settings) -> float:
-    """How long a task may take beyond the limit of its work before the task counts as stuck, seconds."""
-    return 60 + 4 * settings.redis.socket_timeout.total_seconds()
-
-
 class Daemon:
-    """Everything that works, over all shards, with settings that do not change."""
+    """The work on all shards with one version of the settings."""
 
     def __init__(self, settings: Settings, metrics: Metrics | None = None, role: Role = Role.ALL) -> None:
         self._settings = settings
@@ -260,15 +257,14 @@ class Daemon:
             ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, cpu_turns), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)
         ]
-        #: Answers the questions of the pages about entries.
         self.entry_pages = EntryPages(settings, shards)
         self._tasks = [task for runner in self._runners for task in runner.tasks]
-        # A thread for each task and each kind, so that nothing waits for the Redis of another shard.
+        # A thread for each task and each kind, so that no shard waits for the Redis of another.
         threads = len(self._tasks) + sum(len(runner.kinds) for runner in self._runners)
         self._scheduler = BackgroundScheduler(timezone=UTC, executors={"default": SchedulerPool(threads)})
 
     def start(self) -> None:
-        """Start all threads. Raises RuntimeError if the system gives no more threads; `stop` ends the started ones."""
+        """Start all threads. Raises RuntimeError if the system is out of threads; `stop` ends those that started."""
         if self._role.delivers:
             for runner in self._runners:
                 runner.delivery.start()
@@ -290,25 +286,25 @@ class Daemon:
 
     @property
     def password_refused(self) -> bool:
-        """Whether a Redis refused the password of its URL at the last attempt to connect."""
+        """Whether a Redis refused the password of its URL at the last connect."""
         return any(runner.password_refused for runner in self._runners)
 
     def catch_up(self) -> None:
-        """Call this about every second: tasks that the scheduler has forgotten run at once."""
+        """Run tasks that the scheduler has missed. Call this about every second."""
         for task in self._tasks:
             task.catch_up()
 
     def retire(self, seconds: float) -> bool:
-        """Take no more work; wait up to `seconds` for the current batches. Returns whether the batches have ended."""
+        """Take no more work, and wait up to `seconds` for the current batches. Returns whether they have ended."""
         self._stop.set()
         deadline = time.monotonic() + seconds
         return all([runner.retire(deadline) for runner in self._runners])
 
     def stop(self, deadline: float | None = None) -> bool:
         """
-        Take no more work, finish the current batches and the requests in flight, and end every thread, until `deadline`
-        (monotonic), by default within `shutdown_grace`. Returns whether all threads ended. If some did not, nothing is
-        lost: events that were not acknowledged are delivered by another replica or later.
+        Take no more work, finish what is in flight and end all threads until `deadline` (monotonic), by default within
+        `shutdown_grace`. Returns whether all ended. Otherwise nothing is lost: unacknowledged events are delivered
+        later or by another replica.
         """
         self._stop.set()
         limit = deadline or time.monotonic() + self._settings.shutdown_grace.total_seconds()
@@ -318,16 +314,16 @@ class Daemon:
             if runner.end(limit):
                 ended.add(runner)
 
-        # All at once: a shard that does not answer takes no time of other shards.
+        # In parallel, so that a shard that does not answer takes no time from others.
         threads = [threading.Thread(target=end, args=(runner,), name="end", daemon=True) for runner in self._runners]
         for thread, runner in zip(threads, self._runners, strict=True):
             try:
                 thread.start()
             except RuntimeError:
-                end(runner)  # the system gives no more threads
+                end(runner)  # out of threads
         for thread in threads:
             if thread.ident is not None:
-                # A Redis that hangs may take longer: then the process leaves its groups without a word.
+                # If Redis hangs for longer, the process leaves its groups unannounced.
                 thread.join(max(0.0, limit - time.monotonic()))
         if self._scheduler.running:
             with contextlib.suppress(RuntimeError):  # the scheduler's thread could not be started
@@ -335,7 +331,7 @@ class Daemon:
         return len(ended) == len(self._runners)
 
     def adopt(self, before: "Daemon") -> None:
-        """Take over the state of each shard from a daemon that has retired."""
+        """Take over the state of each shard from a retired daemon."""
         predecessors = {runner.place: runner for runner in before._runners}
         for runner in self._runners:
             if predecessor := predecessors.get(runner.place):
@@ -344,8 +340,7 @@ class Daemon:
         for name in earlier - names:
             self.metrics.webhooks.forget(name)
         for runner in self._runners:
-            kinds = runner.kinds
-            self.metrics.retain(runner.name, kinds, self._settings.events.groups)
+            self.metrics.retain(runner.name, runner.kinds, self._settings.events.groups)
         for name in {runner.name for runner in before._runners} - {runner.name for runner in self._runners}:
             self.metrics.forget_shard(name)
 
@@ -356,9 +351,9 @@ class Daemon:
 
     def readiness(self) -> tuple[bool, str]:
         """
-        Ready when each shard has been tried, and while at least one shard can be swept. All replicas see the same dead
-        Redis: if a single dead shard made a replica unready, a roll-out would stop, and the metrics of all other shards
-        would be gone. If no process sweeps or delivers, the text says so, and this process stays ready.
+        Ready once each shard was tried, while the work on at least one succeeds. All replicas see the same dead Redis,
+        so one dead shard must not stop a roll-out and take away the metrics of the others. If no process sweeps or
+        delivers, the text says so, and this process stays ready.
         """
         troubles = [f"{runner.name}: {runner.trouble}" for runner in self._runners if runner.trouble]
         ready = all(runner.tried for runner in self._runners) and len(troubles) < len(self._runners)
@@ -366,6 +361,6 @@ class Daemon:
         return ready, "\n".join(["ok"] * ready + troubles + missing)
 
     def report(self) -> dict[str, Any]:
-        """The last known status of each shard, for the page. Waits for nothing."""
+        """The last known status of each shard, for the page, without waiting."""
         shards = [(runner.status_history.view(), runner.status_history.samples()) for runner in self._runners]
         return status_report(self._settings, shards, time.monotonic())

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 class LastResort:
     """
-    Calls `end`, which ends the process, if the process still runs `grace()` seconds after the first of these signals,
-    or when a second one comes. Python runs the handler of a signal in the main thread only, and not before a system
-    call of that thread ends, so a hung name server could hold up every handler. This thread learns of the signals from
-    a pipe.
+    Calls `end`, which ends the process, `grace()` seconds after the first of these signals, or at the second one.
+    Python runs signal handlers in the main thread only, between system calls, so a hung name server could block them
+    all. This thread learns of the signals from a pipe.
     """
 
     def __init__(self, grace: Callable[[], float], end: Callable[[], object], *signals: signal.Signals) -> None:
@@ -24,7 +23,7 @@ class LastResort:
         self._pipe = -1
 
     def start(self) -> None:
-        """Call this in the main thread. Without another descriptor or thread nothing happens."""
+        """Call this in the main thread. No effect if descriptors or threads have run out."""
         with contextlib.suppress(OSError, RuntimeError):
             self._pipe, writing = os.pipe()
             os.set_blocking(writing, False)

@@ -1,4 +1,4 @@
-"""One run for cron: expire all due entries, deliver the events of the stream, end. All shards at the same time."""
+"""Expires all due entries and delivers their events once, for cron."""
 
 import contextlib
 import enum
@@ -23,7 +23,8 @@ from sweeperd.document import Count, Document, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
-from sweeperd.runtime.sweeps import Failure, KindSweep, kind_sweeps
+from sweeperd.runtime.failure import Failure
+from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
@@ -32,38 +33,36 @@ log = logging.getLogger(__name__)
 
 #: Between two attempts to take a lease that another process holds, seconds.
 LEASE_RETRY_EVERY = 0.1
-#: Between two reports of the delivery's progress, seconds; a stop or the limit is noticed this late at most.
+#: Between two reports of the delivery's progress, and checks for a stop or the limit, seconds.
 PROGRESS_EVERY = 0.2
 
 
 class OnceStage(enum.StrEnum):
-    """The two stages of a run."""
-
     SWEEPING = "sweeping"
     DELIVERING = "delivering"
 
 
-#: (stage, done so far, expected in all)
+#: Called with the stage, what is done, and what is expected in all.
 OnceProgress = Callable[[OnceStage, int, int], None]
 
 
 @dataclass(frozen=True)
 class OnceReport:
-    """One run in numbers, all shards together."""
+    """The result of a run over all shards."""
 
     counts: Counter[Outcome]
-    #: False if a signal cut the sweep short.
+    #: Whether no signal cut the sweep short.
     complete: bool
     delivery: DeliveryReport
     duration_seconds: float
-    #: A line for each shard or kind that could not be brought to the end.
+    #: A line for each shard or kind that failed.
     failures: tuple[str, ...] = ()
-    #: False if no kind was swept, and nothing was delivered.
+    #: Whether a kind was swept or events were delivered.
     any_done: bool = True
 
     @property
     def exit_code(self) -> int:
-        """0: all done; 1: entries with errors or held, or a sweep cut short; 3: events wait for delivery."""
+        """0: all done. 1: a failure, entries that failed or are held, or a sweep cut short. 3: undelivered events."""
         if self.failures or self.counts[Outcome.ERROR] or self.counts[Outcome.HELD] or not self.complete:
             return 1
         return 3 if self.delivery.undelivered else 0
@@ -107,8 +106,8 @@ def run_once(
     delivery_limit: timedelta | None = None,
 ) -> OnceReport:
     """
-    On every shard: sweep all entries that are due now, then deliver until no event can be delivered now, but no longer
-    than `delivery_limit`. `stop` ends the run early. If a shard fails, the other shards go on.
+    Sweep all due entries of every shard, in parallel, then deliver all events that can be delivered now, for up to
+    `delivery_limit`. `stop` ends the run early. If a shard fails, the others go on.
     """
     started = time.monotonic()
     metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
@@ -139,29 +138,26 @@ def run_once(
 
 
 class _Run:
-    """The run on one shard, and the result."""
+    """The run on one shard."""
 
     def __init__(self, context: ShardContext, delivery_limit: timedelta | None, progress: "_Progress") -> None:
         settings, shard = context.settings, context.shard
         self.name = shard.name
         self.counts: Counter[Outcome] = Counter()
-        #: False if a signal has cut a sweep short.
         self.complete = True
         self.delivery = DeliveryReport()
-        #: Why the run, or a part of the run, was not brought to the end.
+        #: Why parts of the run failed.
         self.failures: list[str] = []
-        #: Whether a part of the run reached the end.
         self.any_done = False
         self._metrics = context.metrics
         self._settings = settings
         self._shard = shard
         self._stop = context.stop
-        #: Seconds.
         self._delivery_limit = math.inf if delivery_limit is None else delivery_limit.total_seconds()
         self._delivery_stop = threading.Event()
         self._progress = progress
         self._sweeps = kind_sweeps(context, self._decided)
-        #: How many entries were due when the sweeps so far began.
+        #: How many entries were due when their sweeps began.
         self._due = 0
         self._delivery = Dispatcher(replace(context, stop=self._delivery_stop, until_idle=True))
 
@@ -186,7 +182,7 @@ class _Run:
             self._shard.close()
 
     def _does(self, kind: str, work: Callable[[], None], sweeps: Sequence[KindSweep] = ()) -> bool:
-        """Do a part of the run. If the part fails, the other parts go on. Returns whether the part reached its end."""
+        """Do a part of the run, without which the others go on. Returns whether it succeeded."""
         try:
             work()
         except Exception as error:
@@ -195,7 +191,7 @@ class _Run:
         return True
 
     def _failed(self, kind: str, error: Exception, sweeps: Sequence[KindSweep] = ()) -> None:
-        """`kind`: the name of the kind if its sweep failed. `sweeps`: the sweeps that count as failed."""
+        """`kind`: whose sweep failed, if one did. `sweeps`: the sweeps that count as failed."""
         failure = Failure.of(error)
         match failure.category:
             case "redis":
@@ -216,12 +212,12 @@ class _Run:
 
     def _decided(self, decisions: Sequence[Decision]) -> None:
         with contextlib.suppress(RedisUnavailable):
-            self._delivery.note_filters()  # a long sweep is no silence
+            self._delivery.note_filters()  # the process is alive during a long sweep
         self.counts.update(decision.outcome for decision in decisions)
         self._progress(self.name, OnceStage.SWEEPING, self.counts.total(), self._due)
 
     def _sweep(self, sweep: KindSweep) -> None:
-        """Under the lease if the lease is free in time, else without: correctness never rests on the lease."""
+        """Sweep under the lease, or without it if it is not free in time, which is correct too."""
         self._due += sweep.backlog().due
         if not self._await(sweep.lease):
             self._drain(sweep)
@@ -231,9 +227,8 @@ class _Run:
 
     def _await(self, lease: Lease) -> bool:
         """
-        Wait for the lease for one TTL of its holder: if the holder has died, the lease is free by then. A holder that
-        still renews the lease is at a long sweep, or is no sweeper at all, and must not block cron for ever. Returns
-        whether the lease was acquired.
+        Wait for the lease for one TTL of its holder, after which the lease of a dead holder is free. A holder that still
+        renews it must not block cron forever. Returns whether the lease was acquired.
         """
         began, waiting = time.monotonic(), False
         while True:
@@ -259,7 +254,7 @@ class _Run:
             report = sweep.tick()
             self.counts[Outcome.IN_GRACE] += report.passed
             released = sweep.proven and report.counts.get(Outcome.HELD, 0)
-            # If a later entry has proven the kind, another tick decides what was held before.
+            # If a later entry proved the kind, another tick decides what was held before.
             self.counts[Outcome.HELD] -= released
             complete = report.complete and not released
         self.complete = self.complete and complete
@@ -271,7 +266,7 @@ class _Run:
         try:
             self._delivery.start()
         except BaseException:
-            # A thread could not be started: end the started ones.
+            # Out of threads, so end those that started.
             self._delivery_stop.set()
             self._delivery.join(time.monotonic() + self._settings.shutdown_grace.total_seconds())
             raise
@@ -287,13 +282,12 @@ class _Run:
 
 
 class _Progress:
-    """Sums the shards' progress. The second stage is shown when every shard has left the first."""
+    """Sums the progress of the shards. The second stage shows once every shard has left the first."""
 
     def __init__(self, progress: OnceProgress, shards: Sequence[str]) -> None:
         self._progress = progress
         self._lock = threading.Lock()
         self._sweeping = set(shards)
-        #: Stage -> shard -> done so far, expected in all.
         self._latest: dict[OnceStage, dict[str, tuple[int, int]]] = {stage: {} for stage in OnceStage}
 
     def __call__(self, shard: str, stage: OnceStage, done: int, expected: int) -> None:
@@ -306,6 +300,6 @@ class _Progress:
                 self._progress(stage, sum(done for done, _ in on_shards), sum(expected for _, expected in on_shards))
 
     def left(self, shard: str) -> None:
-        """The run on this shard has ended, well or not."""
+        """The run on this shard has ended."""
         with self._lock:
             self._sweeping.discard(shard)

@@ -1,4 +1,4 @@
-"""Runs a background task of the daemon at an interval, and tells if it is stuck."""
+"""Runs a background task of the daemon at an interval and detects that it is stuck."""
 
 import contextlib
 import logging
@@ -14,20 +14,20 @@ from apscheduler.triggers.interval import IntervalTrigger
 
 log = logging.getLogger(__name__)
 
-#: The part of the interval by which runs are spread, so that replicas do not all run at the same moment.
+#: The part of the interval by which runs are spread, so that replicas do not run at the same moment.
 JITTER = 0.1
-#: If the next run is planned later than one interval and this time from now, the host's clock was set; seconds.
+#: A next run that is further ahead than the interval and this, seconds, shows that the host's clock was set.
 PLANNED_LATE = 0.5
 
 
 class _Interval(IntervalTrigger):  # type: ignore[misc]
     """
-    An interval that leaves out missed runs. The scheduler asks for each missed run in turn, to merge them into a single
-    one. If the host's clock is set from 1970 to today, as on a computer without a battery, there would be billions.
+    An interval that skips missed runs. The scheduler would compute each one to coalesce them, which are billions if the
+    host's clock is set from 1970 to today, as on a computer without a battery.
     """
 
     def get_next_fire_time(self, previous: datetime | None, now: datetime) -> datetime | None:
-        """The first run after `previous`; a run that is due now if this time has long passed."""
+        """The first run after `previous`, or now if that has long passed."""
         if previous is not None:
             previous = max(previous, now - self.interval)
         following: datetime | None = super().get_next_fire_time(previous, now)
@@ -42,8 +42,8 @@ class _Job(Protocol):
 
 class PeriodicTask:
     """
-    Runs `work` at once and then every `interval` seconds or a little sooner, never twice at a time. An exception is
-    logged, and does not end the task. If a run takes longer than `longest` seconds, the task counts as stuck.
+    Runs `work` at once and then every `interval` seconds or a little sooner, never concurrently. Exceptions are logged.
+    A run that takes longer than `longest` seconds is stuck.
     """
 
     def __init__(
@@ -60,11 +60,10 @@ class PeriodicTask:
         self._work = work
         self._interval = interval
         self._longest = longest
-        #: Between two runs that begin at the same time.
         self._turn = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
-        #: When the last run began or ended, by the monotonic clock.
+        #: When the last run began or ended.
         self._changed_at = self._clock()
         self._job: _Job | None = None
 
@@ -73,11 +72,11 @@ class PeriodicTask:
         self._changed_at = self._clock()
         self._job = scheduler.add_job(
             self._run,
-            # The scheduler only adds jitter, and a run must not come later than the interval says.
+            # The scheduler only adds jitter, and a run must not be late.
             _Interval(seconds=self._interval * (1 - JITTER), jitter=self._interval * JITTER, timezone=UTC),
             name=self.name,
             next_run_time=datetime.now(UTC),
-            # `catch_up` may ask for a run while the scheduler still counts the last one.
+            # `catch_up` may start a run while the scheduler still counts the last one.
             max_instances=2,
             coalesce=True,
             misfire_grace_time=None,
@@ -85,15 +84,14 @@ class PeriodicTask:
 
     @property
     def stuck(self) -> bool:
-        """Whether a run takes too long, or has not begun when due."""
+        """Whether a run takes too long or is overdue."""
         silent_for = self._clock() - self._changed_at
         return silent_for > (3 * self._interval + 5 if self._idle.is_set() else self._longest)
 
     def catch_up(self) -> None:
         """
-        Run now if the host's clock was set back. The scheduler goes by the host's clock: if the clock is set back by an
-        hour, the scheduler waits for an hour. Then a run is planned for later than one interval from now, however busy
-        the host is and whatever was under way when the clock was set.
+        Run now if the host's clock was set back. The scheduler follows that clock, so if it is set back by an hour, the
+        scheduler waits for an hour, and the next run is further ahead than one interval.
         """
         if self._job is None or not self._idle.is_set():
             return
@@ -104,7 +102,7 @@ class PeriodicTask:
                 self._job.modify(next_run_time=datetime.now(UTC))
 
     def join(self, deadline: float) -> bool:
-        """Wait until `deadline` (monotonic) for the run that is under way. Returns whether the run has ended."""
+        """Wait until `deadline` (monotonic) for the current run. Returns whether it has ended."""
         return self._idle.wait(max(0.0, deadline - self._clock()))
 
     def _run(self) -> None:

@@ -1,8 +1,7 @@
 """
-The process: its role, and the SIGHUPs that come before the process knows whether it is a daemon, which reads its
-settings again at a SIGHUP.
+Prepares the process before it knows its command: its role, its signals, its limits.
 
-`__main__` imports this module before all others, so this module imports nothing that takes time.
+`__main__` imports this module first, so it imports nothing slow.
 """
 
 import contextlib
@@ -35,8 +34,8 @@ class Role(StrEnum):
 
 def hold_hang_ups() -> None:
     """
-    Call this first of all: no SIGHUP ends the process from here on. A daemon asks `hung_up` when the daemon has a
-    handler; any other command calls `release_hang_ups`. If SIGHUP is ignored (nohup), nothing changes.
+    Call this first, so that no SIGHUP ends the process before a daemon has a handler and checks `hung_up`. Other
+    commands call `release_hang_ups`. No effect if SIGHUP is ignored (nohup).
     """
     global _begun  # noqa: PLW0603 - there is one process
     _begun = True
@@ -45,14 +44,14 @@ def hold_hang_ups() -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the soft limit of open files to the hard limit: each endpoint takes several."""
+    """Raise the soft limit of open files to the hard limit, because each endpoint needs several."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # macOS refuses infinity
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def in_own_process() -> bool:
-    """Whether this is the process of the command, not of a program that calls the command, such as a test."""
+    """Whether the command has its own process, unlike in a test that calls it."""
     return _begun
 
 
@@ -62,7 +61,7 @@ def hung_up() -> bool:
 
 
 def release_hang_ups() -> None:
-    """From here on a SIGHUP ends the process; if a SIGHUP was held, the process ends now."""
+    """Let a SIGHUP end the process, at once if one was held."""
     if signal.getsignal(signal.SIGHUP) is _hold:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         if hung_up():

@@ -1,4 +1,4 @@
-"""The daemon's own walks over a shard, once in each `reconcile.interval`, on one of the replicas. Nothing is mended."""
+"""Reconciles each kind once per `reconcile.interval`, on one of the replicas, without repairs."""
 
 import logging
 import math
@@ -13,7 +13,7 @@ from sweeperd.ops.reconcile.report import Fault, ReconcileReport, faults_of
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
 from sweeperd.ops.reconcile.walk import reconcile
-from sweeperd.runtime.sweeps import Failure
+from sweeperd.runtime.failure import Failure
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
@@ -21,11 +21,11 @@ from sweeperd.sweep.kind import Kind
 
 log = logging.getLogger(__name__)
 
-#: How many findings of each walk are logged and kept; all are counted.
+#: How many findings of a walk are logged and kept. All are counted.
 KEPT = 20
-#: The longest time between two checks whether a walk is due, seconds.
+#: The longest time between two checks for walks that are due, seconds.
 CHECK_EVERY = 60.0
-#: How long to wait after a walk that failed, seconds; no longer than the interval.
+#: The longest wait after a walk that failed, seconds.
 RETRY = 600.0
 
 
@@ -34,7 +34,7 @@ class DailyWalk:
 
     def __init__(self, kind: Kind, settings: Settings, shard: Shard, metrics: Metrics, timing: Timing) -> None:
         self.kind = kind.name
-        #: When the next walk may begin at the earliest, monotonic.
+        #: No walk before this, monotonic.
         self.wait_until = 0.0
         self._settings = settings
         self._shard = shard
@@ -42,12 +42,12 @@ class DailyWalk:
         self._timing = timing
         self._faults = faults_of(kind)
         self._store = WalkStore(shard, kind.walk_suffix)
-        #: The last walk of this process, if Redis was too full to keep it.
+        #: The last walk of this process if Redis was too full to keep it.
         self._own: LastWalk | None = None
         self._metrics.announce(shard.name, kind.name, list(self._faults))
 
     def last(self) -> LastWalk | None:
-        """The last complete walk, by any process. The findings are exported."""
+        """The last complete walk by any process, whose findings are exported."""
         known = [walk for walk in (self._own, self._store.last()) if walk]
         last = max(known, key=lambda walk: walk.finished_at, default=None)
         if last:
@@ -55,7 +55,7 @@ class DailyWalk:
         return last
 
     def walk(self, within: float, stop: threading.Event) -> None:
-        """Walk, in about `within` seconds; the findings are kept, exported and logged. Raises Interrupted."""
+        """Walk in about `within` seconds, then keep, export and log the findings. Raises Interrupted."""
         throttle = Throttle(self._settings.reconcile.rate, stop, self._timing)
         report = reconcile(
             subject_of(self._shard, self._settings, self.kind, throttle),
@@ -107,11 +107,9 @@ class DailyWalk:
 
 class PeriodicReconciler:
     """
-    Walks the reservations and each configured kind of one shard, one after the other. The end of each last walk is kept
-    in Redis: if a daemon restarts, the next walk is not too early, and all replicas export the findings. The place of
-    an unfinished walk is kept too: the next walk goes on from there if Redis was not restarted in between.
-
-    The rate rises if `reconcile.rate` would not end all walks within half of the interval.
+    Walks the kinds of one shard, one after the other. Redis keeps each last walk, so that a restart causes no early
+    walk and all replicas export the findings. It also keeps the place of an unfinished walk, where the next one goes on
+    if Redis was not restarted. The rate is raised if all walks would take longer than half of the interval.
     """
 
     def __init__(
@@ -133,13 +131,13 @@ class PeriodicReconciler:
         return [walk.kind for walk in self._walks]
 
     def run_if_due(self) -> None:
-        """Export the last walks; walk the kinds that are due. Raises RedisUnavailable, redis.RedisError."""
+        """Export the last walks, and walk the kinds that are due. Raises RedisUnavailable, redis.RedisError."""
         if self._stop.is_set():
             return
         with self._shard.reaching():
             now = self._shard.read_clock()
             due = [walk for walk in self._walks if self._is_due(walk, now)]
-            # Not at the first check: when a daemon starts, other work is more urgent.
+            # At the first check, when a daemon starts, other work is more urgent.
             first, self._checked = not self._checked, True
             if first or not due or not self._lease.acquire():
                 return
@@ -148,12 +146,12 @@ class PeriodicReconciler:
 
     def _is_due(self, walk: DailyWalk, now: int) -> bool:
         last = walk.last()
-        # If the end of a walk lies in the future, a clock was wrong.
+        # A walk in the future was noted under a wrong clock.
         rested = last and last.finished_at <= now < last.finished_at + self._interval * 1000
         return not rested and time.monotonic() >= walk.wait_until
 
     def _walk_all(self, due: list[DailyWalk]) -> None:
-        """If a walk fails, the other walks go on."""
+        """Walk each kind, even if the walk of another one fails."""
         within = self._interval / 2 / len(self._walks)
         for walk in due:
             walk.wait_until = time.monotonic() + min(RETRY, self._interval)

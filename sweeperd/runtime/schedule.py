@@ -1,10 +1,10 @@
 """
 Decides when each kind of a shard is swept.
 
-One thread per shard owns a `State` per kind. `advance` is a pure function from the state, what was heard and the time
-to the next state and an action. The thread carries the action out: it polls Redis, or has APScheduler run a tick.
+One thread per shard owns a `State` per kind. `advance` is a pure function from the state, a message and the time to the
+next state and an action. The thread carries the action out: it polls Redis, or has APScheduler run a tick.
 
-| state | heard, or what has come | next state | action |
+| state | message or event | next state | action |
 |---|---|---|---|
 | blind | the full tick is due | ticking | tick over the whole index |
 | leading, standing by, following, suspecting | the full tick is due | ticking | tick over the whole index |
@@ -26,10 +26,10 @@ to the next state and an action. The thread carries the action out: it polls Red
 | ticking | the tick failed or was cut short | blind | |
 | ticking | the tick has not begun within START_WITHIN | ticking | order the tick again |
 
-*Leading* means that this process noted the last tick. It polls every `precision`. A follower polls once a second. A
-process that stands by polls like a leader for a second, because the lease may be another process's short tick, and
-then once a second. A full tick that becomes due during a tick over what is due follows it at once. A follower
-that takes over goes over the whole index, because only the last leader knew when graces end.
+The process that noted the last tick leads, and polls every `precision`. A follower polls once a second. A process that
+stands by polls like a leader for a second, in case the lease is held for a short tick, and then once a second. A full
+tick that becomes due during another tick follows it at once. A follower that takes over has a full tick, because only
+the last leader knew when graces end.
 """
 
 import logging
@@ -64,16 +64,16 @@ FOLLOW_EVERY = 1.0
 START_WITHIN = 1.0
 #: Between two readings of the last tick's note, seconds.
 NOTE_EVERY = 5.0
-#: How late an overdue entry has to be before a process that does not lead acts, ms.
+#: How late an entry has to be before a process that does not lead acts, ms.
 LEADS_WITHIN = 200
-#: The part of the interval by which full ticks are spread, so that replicas do not all tick at the same moment.
+#: The part of the interval by which full ticks are spread, so that replicas do not tick at the same moment.
 JITTER = 0.1
 
 
 class Phase(StrEnum):
-    """What the process knows about the sweep of a kind."""
+    """What the process is doing about a kind."""
 
-    #: Up to which score the index was decided is unknown: no polls until the next full tick.
+    #: It is unknown up to which score the index was decided, so there are no polls until the next full tick.
     BLIND = "blind"
     LEADING = "leading"
     STANDING_BY = "standing by"
@@ -91,7 +91,7 @@ _READS_LEASE = frozenset({Phase.STANDING_BY, Phase.SUSPECTING})
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Seconds. Without a `precision` nothing is polled, and full ticks are all there is."""
+    """Seconds. Without a `precision` there are no polls, only full ticks."""
 
     interval: float
     precision: float | None
@@ -99,39 +99,37 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Times are monotonic, seconds, unless they end in `_ms`: those are on Redis's clock."""
+    """Times are monotonic, seconds; those that end in `_ms` are on Redis's clock."""
 
     phase: Phase = Phase.BLIND
     #: When the next full tick is due.
     full_at: float = -math.inf
-    #: The score up to which each entry was decided, the first score after it as of the last poll, and when the first
-    #: known grace ends.
+    #: The score up to which each entry was decided, the first score after it, and when the first known grace ends.
     seen_ms: int | None = None
     head_ms: float = math.inf
     grace_end_ms: float = math.inf
-    #: When to poll next, and when the note was read last.
+    #: The next poll, and when the note was last read.
     poll_at: float = -math.inf
     read_at: float = -math.inf
-    #: Since when the phase lasts.
     since: float = -math.inf
-    #: Since when no tick of this process got the lease; None if the last one did.
+    #: Since when this process did not get the lease; None if it did at the last tick.
     stood_by_since: float | None = None
-    #: When another process noted the last tick, as far as known; None: this process did.
+    #: When another process noted the last tick; None if this process did.
     others_note_ms: int | None = None
-    #: The tick that was ordered, whether it has begun, and whether this process led when it was ordered.
+    #: The ordered tick, whether it has begun, and whether this process led when it was ordered.
     order: "Tick | None" = None
     begun: bool = False
     led: bool = False
 
     @property
     def ends_ms(self) -> float:
-        """The first moment that calls for a tick, as far as known."""
+        """When the next tick is needed, as far as known."""
         return min(self.head_ms, self.grace_end_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """An action: what to read. `head`: the first entry after `seen_ms`; `note`: who noted the last tick."""
+    """An action: read these. `head`: the first entry after `seen_ms`. `note`: who noted the last tick."""
 
     head: bool
     note: bool
@@ -142,10 +140,9 @@ class Poll:
 @dataclass(frozen=True, slots=True)
 class Tick:
     """
-    An action: run a tick. `seen_ms`: decide only what is due after this score; None: the whole index. `leave_ms`: a
-    full tick of the leader leaves what became due within this time to the next tick over what is due, which learns
-    when its grace ends. `briefly`: it will probably be short. `stood_by`: how long this process has not had the lease.
-    `others_note_ms`: when another process noted a tick, if that was the last note.
+    An action: run a tick over what is due after the score `seen_ms`, or a full one if None. `leave_ms`: a leader's full
+    tick leaves what became due within this time to the next tick, which learns when its grace ends. `briefly`: it is
+    probably short. `stood_by`: how long this process has been without the lease.
     """
 
     seen_ms: int | None = None
@@ -165,7 +162,7 @@ FULL_TICK = Tick()
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Of the last tick: whether this process noted it, when, and up to which score it decided; None if unreadable."""
+    """The note of the last tick; None if unreadable. `seen_ms`: the score up to which the tick decided."""
 
     ours: bool
     at_ms: int | None
@@ -174,9 +171,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """
-    Answers of Redis. `note`: of the last tick, if it was read. `held`: whether another process has the lease.
-    """
+    """The replies of Redis to a poll. `held`: whether another process holds the lease."""
 
     head_ms: float | None = None
     note: Note | None = None
@@ -184,12 +179,12 @@ class Polled:
 
 
 class Signal(Enum):
-    """What was heard and has no details."""
+    """A message without details."""
 
-    #: A command of a poll was refused; a poll could not be sent or answered.
+    #: A command of a poll was refused. Redis could not be reached.
     REFUSED = auto()
     UNREACHABLE = auto()
-    #: The tick has begun. Another process holds the lease. The lease of the Cycles services did not permit the tick.
+    #: The tick has begun. Another process holds the lease. The Cycles lease did not permit the tick.
     BEGUN = auto()
     STOOD_BY = auto()
     BARRED = auto()
@@ -197,7 +192,7 @@ class Signal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """A tick reached its end under the lease, or without it (`alone`). `noted`: for all processes to see."""
+    """A tick reached its end, under the lease unless `alone`. `noted`: whether it was, for other processes."""
 
     seen_ms: int
     grace_end_ms: float
@@ -207,14 +202,14 @@ class Complete:
 
 @dataclass(frozen=True, slots=True)
 class Incomplete:
-    """The tick failed or was cut short. `failure`: why it failed, if it did."""
+    """The tick was cut short, or failed for the reason `failure`."""
 
     failure: str = ""
 
 
-#: How a tick ended: one of the last two signals, or one of these.
+#: How a tick ended; of the signals STOOD_BY or BARRED.
 Outcome = Complete | Incomplete | Signal
-Heard = Polled | Outcome | None
+Message = Polled | Outcome | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,26 +224,26 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What `advance` decided. `wake_at`: when to call it again if nothing is heard, monotonic."""
+    """What `advance` decided. `wake_at`: when to call it again if no message comes, monotonic."""
 
     state: State
     action: Poll | Tick | None
     wake_at: float
 
 
-def advance(state: State, heard: Heard, at: Moment, rules: Rules) -> Step:
+def advance(state: State, message: Message, at: Moment, rules: Rules) -> Step:
     """The next state of one kind, what to do now, and when to wake."""
-    state, tick = _hear(state, heard, at, rules)
+    state, tick = _receive(state, message, at, rules)
     if tick is not None:
         return Step(state, tick, _wake_at(state, at))
     state, action = _act(state, at, rules)
     return Step(state, action, _wake_at(state, at))
 
 
-def _hear(state: State, heard: Heard, at: Moment, rules: Rules) -> tuple[State, Tick | None]:
-    match heard:
+def _receive(state: State, message: Message, at: Moment, rules: Rules) -> tuple[State, Tick | None]:
+    match message:
         case Polled() if state.phase in _POLLS:
-            return _polled(state, heard, at, rules)
+            return _polled(state, message, at, rules)
         case Signal.REFUSED if state.phase in _POLLS:
             return _enter(state, Phase.BLIND, at, rules), None
         case Signal.UNREACHABLE:
@@ -256,7 +251,7 @@ def _hear(state: State, heard: Heard, at: Moment, rules: Rules) -> tuple[State, 
         case Signal.BEGUN:
             return replace(state, begun=True), None
         case Complete():
-            return _completed(state, heard, at, rules), None
+            return _completed(state, message, at, rules), None
         case Signal.STOOD_BY:
             since = at.now if state.stood_by_since is None else state.stood_by_since
             led, poll_at = state.led, state.since + (rules.precision or 0.0)
@@ -269,59 +264,61 @@ def _hear(state: State, heard: Heard, at: Moment, rules: Rules) -> tuple[State, 
     return state, None
 
 
-def _completed(state: State, heard: Complete, at: Moment, rules: Rules) -> State:
-    leads, ordered_at = heard.noted or state.led, state.since
+def _completed(state: State, message: Complete, at: Moment, rules: Rules) -> State:
+    leads, ordered_at = message.noted or state.led, state.since
     state = replace(
         _ended(state, at, rules),
-        others_note_ms=None if heard.noted else state.others_note_ms,
-        seen_ms=heard.seen_ms,
+        others_note_ms=None if message.noted else state.others_note_ms,
+        seen_ms=message.seen_ms,
         head_ms=math.inf,
-        # What had ended by then, the tick has decided, or it was gone.
-        grace_end_ms=heard.grace_end_ms if heard.grace_end_ms > heard.seen_ms else math.inf,
-        # However short the tick was, the first poll comes a precision after it was ordered.
+        # The tick has decided what had ended by then.
+        grace_end_ms=message.grace_end_ms if message.grace_end_ms > message.seen_ms else math.inf,
+        # The first poll comes a precision after the order, however short the tick was.
         poll_at=ordered_at + (rules.precision or 0.0),
-        stood_by_since=state.stood_by_since if heard.alone else None,
+        stood_by_since=state.stood_by_since if message.alone else None,
     )
     if leads:
         return _enter(state, Phase.LEADING, at, rules)
     return _enter(replace(state, read_at=-math.inf), Phase.FOLLOWING, at, rules)
 
 
-def _polled(state: State, heard: Polled, at: Moment, rules: Rules) -> tuple[State, Tick | None]:
+def _polled(state: State, message: Polled, at: Moment, rules: Rules) -> tuple[State, Tick | None]:
     leads, lease_read = state.phase in _LEADS, state.phase in _READS_LEASE
-    if heard.head_ms is not None:
-        state = replace(state, head_ms=heard.head_ms)
-    if heard.note is not None:
-        leads = heard.note.ours
-        state = replace(state, read_at=at.now, others_note_ms=None if leads else heard.note.at_ms)
+    if message.head_ms is not None:
+        state = replace(state, head_ms=message.head_ms)
+    if message.note is not None:
+        leads = message.note.ours
+        state = replace(state, read_at=at.now, others_note_ms=None if leads else message.note.at_ms)
         if not leads:
-            state = replace(state, seen_ms=heard.note.seen_ms)
+            state = replace(state, seen_ms=message.note.seen_ms)
         if state.seen_ms is None:
             return _enter(state, Phase.BLIND, at, rules), None
     late_ms = at.server_ms - state.ends_ms
     if leads:
-        return _polled_leading(state, heard, late_ms, at, rules)
+        return _polled_leading(state, message, late_ms, at, rules)
     if late_ms > LEADS_WITHIN:
-        if lease_read and not heard.held:
+        if lease_read and not message.held:
             return _order(state, FULL_TICK, at, rules)
         poll_at = at.now + FOLLOW_EVERY if lease_read else at.now
         return _enter(replace(state, poll_at=poll_at), Phase.SUSPECTING, at, rules), None
     return _enter(replace(state, poll_at=at.now + FOLLOW_EVERY), Phase.FOLLOWING, at, rules), None
 
 
-def _polled_leading(state: State, heard: Polled, late_ms: float, at: Moment, rules: Rules) -> tuple[State, Tick | None]:
+def _polled_leading(
+    state: State, message: Polled, late_ms: float, at: Moment, rules: Rules
+) -> tuple[State, Tick | None]:
     precision = rules.precision or 0.0
-    state = _enter(state, Phase.STANDING_BY if heard.held else Phase.LEADING, at, rules)
+    state = _enter(state, Phase.STANDING_BY if message.held else Phase.LEADING, at, rules)
     if late_ms <= 0:
         return replace(state, poll_at=at.now + min(precision, (1 - late_ms) / 1000)), None
-    if not heard.held:
+    if not message.held:
         return _order(state, Tick(state.seen_ms, briefly=True), at, rules)
     brief = at.now - state.since <= FOLLOW_EVERY
     return replace(state, poll_at=at.now + (precision if brief else max(FOLLOW_EVERY, precision))), None
 
 
 def _act(state: State, at: Moment, rules: Rules) -> tuple[State, Poll | Tick | None]:
-    """What the time calls for."""
+    """What is due by now."""
     if state.phase is Phase.TICKING:
         if state.begun or at.now - state.since < START_WITHIN:
             return state, None
@@ -342,12 +339,12 @@ def _act(state: State, at: Moment, rules: Rules) -> tuple[State, Poll | Tick | N
     lease = state.phase in _READS_LEASE
     note = lease or not fresh
     clock = note and (state.phase in _LEADS or state.seen_ms is None)
-    # The thread reports the answer, or that there is none.
+    # The thread reports the reply, or that there is none.
     return replace(state, poll_at=math.inf), Poll(state.seen_ms is not None, note, clock, lease)
 
 
 def _ended(state: State, at: Moment, rules: Rules) -> State:
-    """A tick is over. Full ticks that became due during a full tick are left out."""
+    """A tick is over. Full ticks that became due during a full tick are skipped."""
     if state.order is not None and state.order.full and state.full_at <= at.now:
         missed = math.floor((at.now - state.full_at) / rules.interval) + 1
         return replace(state, full_at=state.full_at + missed * rules.interval)
@@ -381,25 +378,23 @@ def _wake_at(state: State, at: Moment) -> float:
 
 
 class Sweep(Protocol):
-    """The sweep of one kind, as the schedule knows it."""
+    """What the schedule needs of the sweep of a kind."""
 
     name: str
     kind: Kind
     lease: Lease
 
     @property
-    def permitted(self) -> bool:
-        """Whether the lease of the Cycles services permits a tick now."""
+    def permitted(self) -> bool: ...
 
     @property
-    def hangs(self) -> bool:
-        """Whether the tick that is under way makes no progress."""
+    def hangs(self) -> bool: ...
 
 
 class Schedule:
     """
-    The thread that owns the states of a shard's kinds: it polls on its own connection, for all kinds in one round
-    trip, and has APScheduler run each tick. `run` carries out a tick in a thread of APScheduler, and never raises.
+    The thread that owns the states of a shard's kinds. It polls for all kinds in one round trip, and has APScheduler
+    run each tick. `run` carries out a tick in a thread of APScheduler, and never raises.
     """
 
     def __init__(
@@ -410,7 +405,7 @@ class Schedule:
         self._rules = rules
         self._run_tick = run
         self._slots = [_Slot(sweep) for sweep in sweeps]
-        self._inbox: queue.SimpleQueue[tuple[_Slot, Heard] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[_Slot, Message] | None] = queue.SimpleQueue()
         self._scheduler: BackgroundScheduler | None = None
         self._connection: Any = None
         self._us = process_name().encode()
@@ -418,12 +413,12 @@ class Schedule:
         self.thread = threading.Thread(target=self._run, name=f"schedule-{shard.name}", daemon=True)
 
     def start(self, scheduler: "BackgroundScheduler") -> None:
-        """Begin with a full tick of each kind. Raises RuntimeError if the system gives no more threads."""
+        """Begin with a full tick of each kind. Raises RuntimeError if the system is out of threads."""
         self._scheduler = scheduler
         self.thread.start()
 
     def join(self, deadline: float) -> bool:
-        """After a stop: wait until `deadline` (monotonic) for thread and ticks. Returns whether all have ended."""
+        """After a stop, wait until `deadline` (monotonic) for thread and ticks. Returns whether all have ended."""
         self._inbox.put(None)
         if self.thread.ident is not None:
             self.thread.join(max(0.0, deadline - time.monotonic()))
@@ -431,7 +426,7 @@ class Schedule:
         return all(ended) and not self.thread.is_alive()
 
     def problems(self, patience: float) -> list[str]:
-        """What is stuck or has died, as a sentence each. `patience`: how long the thread may be silent, seconds."""
+        """What is stuck or has died, as a sentence each, after `patience` seconds of silence."""
         place = f"on {self._shard.name} is stuck"
         found = [f"the sweep of {slot.sweep.name} {place}" for slot in self._slots if slot.is_stuck(patience)]
         if self.thread.ident is not None and not self.thread.is_alive():
@@ -441,7 +436,7 @@ class Schedule:
     def _run(self) -> None:
         wake_at = -math.inf
         while not self._stop.is_set():
-            self._hear(wake_at)
+            self._collect(wake_at)
             self.progress.step()
             try:
                 wake_at = self._step_all()
@@ -451,38 +446,37 @@ class Schedule:
         self.progress.rest()
         self._disconnect()
 
-    def _hear(self, wake_at: float) -> None:
-        """Take in what the ticks report, until `wake_at` or the first report."""
+    def _collect(self, wake_at: float) -> None:
+        """Wait for messages of the ticks, until `wake_at` or the first one."""
         wait = min(max(0.0, wake_at - time.monotonic()), FOLLOW_EVERY)
         try:
-            message = self._inbox.get(timeout=wait)
-            while message is not None:
-                slot, heard = message
-                slot.heard.append(heard)
-                message = self._inbox.get_nowait()
+            while (received := self._inbox.get(timeout=wait)) is not None:
+                slot, message = received
+                slot.messages.append(message)
+                wait = 0.0
         except queue.Empty:
             pass
 
     def _step_all(self) -> float:
-        """Advance each kind. Returns when to do so again."""
+        """Advance each kind. Returns when to wake."""
         polls: list[tuple[_Slot, Poll]] = []
         for slot in self._slots:
-            for heard in slot.take() or [None]:
-                action = self._step(slot, heard)
+            for message in slot.take() or [None]:
+                action = self._step(slot, message)
                 if isinstance(action, Poll):
                     polls.append((slot, action))
         if polls:
-            for (slot, _), heard in zip(polls, self._poll(polls), strict=True):
-                # What was heard may call for another poll, which the next round sends.
-                if isinstance(self._step(slot, heard), Poll):
+            for (slot, _), message in zip(polls, self._poll(polls), strict=True):
+                # The message may call for another poll, which the next round sends.
+                if isinstance(self._step(slot, message), Poll):
                     slot.state, slot.wake_at = replace(slot.state, poll_at=time.monotonic()), -math.inf
         return min(slot.wake_at for slot in self._slots)
 
-    def _step(self, slot: "_Slot", heard: Heard) -> Poll | Tick | None:
-        # Only a tick that was complete, and so has read the clock, leads to a state that compares anything with it.
+    def _step(self, slot: "_Slot", message: Message) -> Poll | Tick | None:
+        # Only states after a complete tick, which has read the clock, use it.
         server_ms = 0.0 if slot.state.seen_ms is None else self._shard.clock.now_ms()
         at = Moment(time.monotonic(), server_ms, random.random(), slot.sweep.permitted)  # noqa: S311
-        step = advance(slot.state, heard, at, self._rules)
+        step = advance(slot.state, message, at, self._rules)
         slot.state, slot.wake_at = step.state, step.wake_at
         if step.state.phase is Phase.BLIND:
             self._disconnect()  # the server may have been demoted
@@ -501,20 +495,20 @@ class Schedule:
         )
 
     def _tick(self, slot: "_Slot", tick: Tick) -> None:
-        """Runs in a thread of APScheduler. A tick that was ordered twice runs once."""
+        """Run a tick in a thread of APScheduler; once, even if it was ordered twice."""
         with slot.turn:
             if slot.idle.is_set():
                 return
-            heard: Outcome = Incomplete()
+            message: Outcome = Incomplete()
             try:
                 if not self._stop.is_set():
                     self._inbox.put((slot, Signal.BEGUN))
-                    heard = self._run_tick(slot.sweep, tick)
+                    message = self._run_tick(slot.sweep, tick)
             finally:
                 slot.idle.set()
-                self._inbox.put((slot, heard))
+                self._inbox.put((slot, message))
 
-    def _poll(self, polls: "Sequence[tuple[_Slot, Poll]]") -> list[Heard]:
+    def _poll(self, polls: "Sequence[tuple[_Slot, Poll]]") -> list[Message]:
         """One round trip for all kinds."""
         asked = [self._questions(slot, poll) for slot, poll in polls]
         try:
@@ -541,7 +535,7 @@ class Schedule:
             found["lease"] = ("GET", keys.lease(kind.lease_job))
         return found
 
-    def _read(self, slot: "_Slot", answers: dict[str, Any]) -> Heard:
+    def _read(self, slot: "_Slot", answers: dict[str, Any]) -> Message:
         if any(isinstance(answer, Exception) for answer in answers.values()):
             return Signal.REFUSED
         if "clock" in answers:
@@ -555,13 +549,13 @@ class Schedule:
         return Polled(head, note, slot.sweep.lease.is_of_another(answers.get("lease")))
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies, errors of a single command among them. Raises redis.RedisError if the connection fails."""
+        """The replies, or errors, of the commands. Raises redis.RedisError if the connection fails."""
         client = self._shard.client
         if isinstance(client, ClusterClient):
             return run_commands(client, commands)
         if self._connection is None:
             self._connection = client.connection_pool.get_connection()
-        # A pipeline of redis-py takes three times as much CPU time, 20 times a second.
+        # 20 times a second, and a pipeline of redis-py takes three times as much CPU time.
         self._connection.send_packed_command([b"".join([pack_command(command) for command in commands])])
         return [self._reply() for _ in commands]
 
@@ -579,28 +573,27 @@ class Schedule:
 
 
 class _Slot:
-    """One kind of the schedule's thread, and what its tick's thread shares with it."""
+    """The state of one kind, and what the threads of the schedule and of its ticks share."""
 
     def __init__(self, sweep: Sweep) -> None:
         self.sweep = sweep
         self.state = State()
         self.wake_at = -math.inf
-        self.heard: list[Heard] = []
-        #: Held by the tick that runs; set while no tick is ordered or runs; and when one was ordered, monotonic.
+        self.messages: list[Message] = []
+        #: Held by a running tick; set while no tick is ordered or runs; and when one was ordered, monotonic.
         self.turn = threading.Lock()
         self.idle = threading.Event()
         self.idle.set()
         self.ordered_at = math.inf
 
     def is_stuck(self, patience: float) -> bool:
-        """Whether the tick makes no progress, or was ordered so long ago and has not begun."""
+        """Whether the tick hangs, or has not begun within `patience` of its order."""
         waits = not self.state.begun and time.monotonic() - self.ordered_at > patience
         return self.sweep.hangs or (waits and not self.idle.is_set())
 
-    def take(self) -> list[Heard]:
-        """What was heard since the last call."""
-        heard, self.heard = self.heard, []
-        return heard
+    def take(self) -> list[Message]:
+        messages, self.messages = self.messages, []
+        return messages
 
 
 def _whole(text: bytes | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Runs the daemon as a service, from the first signal handler to the last log line, through any reload."""
+"""Runs the daemon as a service: handles its signals and reloads, and serves its HTTP endpoints."""
 
 import contextlib
 import errno
@@ -29,21 +29,21 @@ from sweeperd.web.server import WebServer
 
 log = logging.getLogger(__name__)
 
-#: Between two rounds of health checks and messages to the service manager, seconds.
+#: Between two health checks, seconds.
 CHECK_EVERY = 1.0
-#: A main thread that does not check for so long hangs, seconds: to read the settings takes far less.
+#: A main thread without a health check for this long hangs, seconds.
 LONGEST_SILENCE = 30.0
-#: Between two looks at the files of secrets, seconds.
-LOOK_EVERY = 5.0
-#: So much of `shutdown_grace`, and no more than so many seconds, may the last lines of the log take.
+#: Between two checks of the files with secrets, seconds.
+SECRETS_EVERY = 5.0
+#: The share of `shutdown_grace` for the last log lines, and its limit in seconds.
 LAST_LINES, LONGEST_LAST_LINES = 0.05, 0.5
 
 
 class Service:
     """
-    Runs a daemon until SIGTERM or SIGINT. At a SIGHUP a new daemon with the settings of that moment takes over; the
-    counters and the HTTP port stay. `load` reads the settings (raises ConfigError), `apply_log` sets up the log from
-    the settings. Raises ConfigError if the HTTP address cannot be had.
+    Runs a daemon until SIGTERM or SIGINT. At a SIGHUP, a new daemon with new settings takes over, with the counters and
+    the HTTP port. `load` reads the settings (raises ConfigError), `apply_log` sets up the log. Raises ConfigError if it
+    cannot listen for HTTP.
     """
 
     def __init__(
@@ -62,28 +62,27 @@ class Service:
         self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
         self._daemon = Daemon(settings, self._metrics, self._role)
         self._web = self._listen(settings)
-        #: The daemon of a reload, until the new daemon has taken over.
+        #: The daemon of a reload until it has taken over.
         self._successor: Daemon | None = None
         self._cpu_affinity = CpuAffinity()
         #: Finishes the work in flight of the replaced daemon.
         self._last_work: threading.Thread | None = None
-        # The handlers of signals interrupt this thread anywhere, so the handlers touch only plain attributes, and a
-        # queue whose `put` is reentrant. An Event's `set` can dead-lock with a `wait` on the same Event.
+        # Signal handlers interrupt this thread anywhere, so they touch only plain attributes and a queue whose `put` is
+        # reentrant. An Event's `set` can deadlock with a `wait` on it.
         self._ending: signal.Signals | None = None
         self._reload_wanted = False
-        #: Why the last reload was refused; empty if the last reload was none or went well.
+        #: Why the last reload was refused; empty if it was not.
         self._refused = ""
-        #: When to look at the files of secrets again (monotonic), and what the last look found.
-        self._look_at = 0.0
+        #: When to check the files with secrets again (monotonic), and what the last check found.
+        self._secrets_at = 0.0
         self._stamps = _stamps(settings)
-        #: Of the main thread.
         self._progress = Progress()
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def run(self, reload_wanted: Callable[[], bool] = lambda: False) -> bool:
         """
-        Start, serve until SIGTERM or SIGINT, stop. A second signal ends the process at once. `reload_wanted`: whether a
-        SIGHUP came before this call. Returns False if the process could not go on; all parts are stopped then too.
+        Serve until SIGTERM or SIGINT. A second signal ends the process at once. `reload_wanted`: whether a SIGHUP came
+        before this call. Returns False if the service failed.
         """
         signal.signal(signal.SIGHUP, self._on_reload)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -91,6 +90,7 @@ class Service:
         LastResort(lambda: self._grace - self._last_lines, self._end_hanging, signal.SIGTERM, signal.SIGINT).start()
         logs.write_behind()
         self._reload_wanted = self._reload_wanted or reload_wanted()
+        failed = False
         try:
             if self._web:
                 self._web.start()
@@ -99,12 +99,10 @@ class Service:
         except Exception:
             log.exception("sweeperd cannot go on and ends")
             failed = True
-        else:
-            failed = False
         self._notifier.stopping()
         ended = self._stop()
         if not logs.drain(self._last_lines) or not ended:
-            # If a thread hangs in a request or in the log, the interpreter would not end.
+            # A thread that hangs in a request or in the log would keep the interpreter alive.
             os._exit(int(failed))
         return not failed
 
@@ -132,15 +130,14 @@ class Service:
         return well, problems
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether the process is ready, and the shards that are not."""
+        """Whether the process is ready, and what is not."""
         return (False, "stopping") if self._ending else self._daemon.readiness()
 
     def report(self) -> dict[str, Any]:
-        """The document of the status page."""
         return self._daemon.report()
 
     def jwks(self) -> dict[str, Any]:
-        """The public keys of the endpoints, as a JSON Web Key Set."""
+        """The endpoints' public keys as a JSON Web Key Set."""
         return jwks(self._settings.webhooks.endpoints)
 
     def look_up(self, page: str, asked: Mapping[str, str]) -> dict[str, Any]:
@@ -163,9 +160,9 @@ class Service:
         return min(self._grace * LAST_LINES, LONGEST_LAST_LINES)
 
     def _end_hanging(self) -> None:
-        """`shutdown_grace` is over, or a second signal came, and the main thread hangs."""
+        """End the process although its main thread hangs."""
         words = "a thread hangs, so the process ends without it; work in flight will be done again"
-        # In another thread, which may hang too.
+        # In its own thread, because the log may hang too.
         last_words = threading.Thread(target=log.error, args=(words,), name="last-words", daemon=True)
         last_words.start()
         last_words.join(self._last_lines / 2)
@@ -189,18 +186,17 @@ class Service:
     def _feed(self) -> None:
         """Ping the systemd watchdog only while healthy, so that a daemon that hangs is restarted."""
         self._progress.step()
-        well, _ = self.health()
-        if well:
+        if self.health()[0]:
             self._notifier.alive()
 
     def _secrets_changed(self) -> bool:
         """
-        Whether a file with a secret of an endpoint has changed; or Redis refuses the password, and the URL names
-        another one by now. While Redis accepts the old password, a new one is left alone: Redis may not know it yet.
+        Whether a file with a secret of an endpoint has changed, or Redis refuses the password and the URL now has
+        another one. While Redis accepts the old password, it may not know a new one yet.
         """
-        if time.monotonic() < self._look_at:
+        if time.monotonic() < self._secrets_at:
             return False
-        self._look_at = time.monotonic() + LOOK_EVERY
+        self._secrets_at = time.monotonic() + SECRETS_EVERY
         if _stamps(self._settings) != self._stamps:
             log.info("a file with a secret has changed, so the settings are read again")
             return True
@@ -209,7 +205,7 @@ class Service:
         try:
             changed = self._load().all_shards != self._settings.all_shards
         except ConfigError:
-            return False  # the file is being written, or stays wrong: the next look tells
+            return False  # perhaps the file is being written: check again later
         if changed:
             log.warning("redis refuses the password, so the settings are read again")
         return changed
@@ -233,12 +229,9 @@ class Service:
         return ", ".join(work).capitalize()
 
     def _reload(self) -> None:
-        """
-        Take the new settings, or refuse them and go on with the old settings. An error after the daemon has retired is
-        raised, because nothing works any more then.
-        """
+        """Apply the new settings, or keep the old ones if they are refused. Raises if the new daemon fails to start."""
         self._clear_up()
-        self._reload_wanted = False  # before the file is read: a signal from here on may be about a newer file
+        self._reload_wanted = False  # before the file is read, because later signals may be about a newer one
         self._notifier.reloading()
         self._refused = ""
         self._stamps = _stamps(self._settings)
@@ -261,10 +254,7 @@ class Service:
         self._metrics.reloads.labels("refused").inc()
 
     def _prepare(self, settings: Settings) -> tuple[Settings, Daemon, WebServer | None] | None:
-        """
-        A daemon with these settings and an HTTP server, both not yet started. None if nothing has changed. Raises
-        ConfigError.
-        """
+        """A daemon with these settings and an HTTP server, not yet started; None if nothing changed."""
         if settings.metrics != self._settings.metrics:
             log.warning("the settings of [metrics] take effect with the next start")
             settings = settings.model_copy(update={"metrics": self._settings.metrics})
@@ -280,10 +270,7 @@ class Service:
             raise
 
     def _replace(self, settings: Settings, daemon: Daemon, web: WebServer | None) -> None:
-        """
-        Wait for the sweep only, which ends after the current batch. Requests in flight go on while the new daemon runs,
-        as the requests of another replica would, so that no tick waits for a receiver.
-        """
+        """Let the new daemon take over after the current batch, while the old one finishes its requests in flight."""
         before, grace = self._daemon, self._grace
         deadline = time.monotonic() + grace
         while not before.retire(0.1) and not self._ending and time.monotonic() < deadline:
@@ -310,8 +297,8 @@ class Service:
 
     def _clear_up(self) -> None:
         """
-        Free the memory of a replaced daemon when that daemon has ended. The parts of a daemon refer to each other, so
-        only the garbage collector frees them, and Python may wait long, because the memory of TLS is not counted.
+        Free the memory of a replaced daemon that has ended. Its parts refer to each other, and the garbage collector
+        may wait long, because it does not count the memory of TLS.
         """
         if self._last_work is not None and not self._finishing:
             self._last_work = None
@@ -319,11 +306,11 @@ class Service:
 
     @property
     def _finishing(self) -> bool:
-        """Whether a replaced daemon still has work in flight. If so, the next reload waits."""
+        """Whether a replaced daemon still has work in flight, so that the next reload waits."""
         return self._last_work is not None and self._last_work.is_alive()
 
     def _listen(self, settings: Settings) -> WebServer | None:
-        """None if HTTP is off. Raises ConfigError if the address cannot be had."""
+        """None if HTTP is off. Raises ConfigError if it cannot listen."""
         if not settings.http.address:
             return None
         try:
@@ -338,7 +325,7 @@ class Service:
     def _stop(self) -> bool:
         """Stop everything within `shutdown_grace`. Returns whether all threads have ended."""
         deadline = time.monotonic() + self._grace - 3 * self._last_lines
-        if self._successor is not None:  # the new daemon could not be started, or only in part
+        if self._successor is not None:  # the new daemon failed to start
             self._successor.retire(0)
         ended = self._daemon.stop(deadline)
         if self._successor is not None:
@@ -354,13 +341,10 @@ class Service:
 
 
 def _stamps(settings: Settings) -> dict[Path, tuple[int, int, int] | None]:
-    """Each watched file with what changes if the file is written or replaced; None if the file is missing."""
-    found: dict[Path, tuple[int, int, int] | None] = {}
-    for path in settings.watched:
-        try:
+    """For each watched file what changes if it is written or replaced; None if it is missing."""
+    found: dict[Path, tuple[int, int, int] | None] = dict.fromkeys(settings.watched)
+    for path in found:
+        with contextlib.suppress(OSError):
             about = path.stat()
-        except OSError:
-            found[path] = None
-        else:
             found[path] = about.st_ino, about.st_size, about.st_mtime_ns
     return found

@@ -1,7 +1,4 @@
-"""
-Messages to the service manager by systemd's notify protocol (sd_notify), over the socket in NOTIFY_SOCKET. If the
-variable is not set, nothing happens.
-"""
+"""Sends messages to systemd (sd_notify) over the socket in NOTIFY_SOCKET, if the variable is set."""
 
 import logging
 import os
@@ -11,12 +8,12 @@ from collections.abc import Mapping
 
 log = logging.getLogger(__name__)
 
-#: The longest time for sending a message, seconds: a busy service manager must not delay the sweep.
+#: The send timeout, seconds: a busy service manager must not delay the sweep.
 SEND_LIMIT = 1.0
 
 
 class SystemdNotifier:
-    """Sends messages to the service manager. If a message cannot be sent, this is logged once, and nothing else."""
+    """Sends messages to the service manager. If that fails, it is logged once."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         self._address = _address(environment.get("NOTIFY_SOCKET", ""))
@@ -24,17 +21,17 @@ class SystemdNotifier:
         self._failed = False
         self._status = ""
         self._fed_at = 0.0
-        #: The service manager restarts the process after so many seconds of silence; None without a watchdog.
+        #: After this many seconds of silence the service manager restarts the process; None without a watchdog.
         self.watchdog_limit = _watchdog_limit(environment) if self._address else None
 
     def ready(self, status: str) -> None:
-        """The process has started, or has reloaded."""
+        """The process has started or reloaded."""
         self._status = status
         self._send(f"READY=1\nSTATUS={_line(status)}")
 
     def reloading(self) -> None:
         """The process reloads its settings, until `ready`."""
-        # systemd takes the message only if the time is later than the signal's, by the clock of the host.
+        # systemd accepts the message only if this time is later than the signal's.
         now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self._status = "Reloading"
         self._send(f"RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=Reloading")
@@ -45,13 +42,13 @@ class SystemdNotifier:
         self._send("STOPPING=1\nSTATUS=Stopping")
 
     def status(self, text: str) -> None:
-        """The state of the process, for people; sent if the text has changed."""
+        """Set the status line, which is sent if it has changed."""
         if text != self._status:
             self._status = text
             self._send(f"STATUS={_line(text)}")
 
     def alive(self) -> None:
-        """The process is well. Call this as often as you like: the watchdog gets four messages within its limit."""
+        """The process is healthy. Call this often: the watchdog gets four messages within its limit."""
         if self.watchdog_limit is not None and time.monotonic() - self._fed_at >= self.watchdog_limit / 4:
             self._fed_at = time.monotonic()
             self._send("WATCHDOG=1")
@@ -80,7 +77,7 @@ class SystemdNotifier:
 
 
 def _address(text: str) -> str | None:
-    """The address of a socket in the file system or of an abstract one (`@name`); other kinds are not served."""
+    """The address of a socket, in the file system or abstract (`@name`)."""
     if len(text) > 1 and text[0] in "/@":
         return text if text[0] == "/" else "\0" + text[1:]
     if text:
@@ -90,7 +87,7 @@ def _address(text: str) -> str | None:
 
 def _watchdog_limit(environment: Mapping[str, str]) -> float | None:
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
-        return None  # meant for the parent process, whose environment this process has inherited
+        return None  # inherited from the parent process
     try:
         microseconds = int(environment.get("WATCHDOG_USEC", "0"))
     except ValueError:

@@ -10,11 +10,16 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.context import ShardContext
+from sweeperd.metrics import Metrics
+from sweeperd.progress import Progress
 from sweeperd.runtime import service
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.service import Service
+from sweeperd.runtime.sweeps import kind_sweeps
 from sweeperd.runtime.systemd import SystemdNotifier
+from sweeperd.store import Shard
 from sweeperd.sweep.telemetry import SweepTelemetry
 from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.servers import Server
@@ -78,6 +83,17 @@ def test_a_leader_that_hangs_is_replaced(server: Server, client: redis.Redis, tm
     finally:
         hang.ended.set()
         assert ours.stop()
+
+
+def test_a_sweep_hangs_once_another_process_has_replaced_it(shard: Shard) -> None:
+    """With the default settings after 22.5 s, and not while it may wait for Redis, for up to 20 s."""
+    sweep, now = kind_sweeps(ShardContext(Settings(), shard, Metrics(), threading.Event(), 1))[0], [0.0]
+    sweep.progress = Progress(lambda: now[0])
+    sweep.progress.step()
+    now[0] = 21.0
+    assert not sweep.hangs
+    now[0] = 23.0
+    assert sweep.hangs
 
 
 def test_a_sweep_that_hangs_gives_the_lease_of_cycles_up(

@@ -13,8 +13,8 @@ from sweeperd.runtime.schedule import (
     NOTE_EVERY,
     START_WITHIN,
     Complete,
-    Heard,
     Incomplete,
+    Message,
     Moment,
     Note,
     Phase,
@@ -49,8 +49,8 @@ def ticking(order: Tick, **changed: Any) -> State:
     return state(Phase.TICKING, **({"order": order, "begun": True, "since": NOW - 0.01} | changed))
 
 
-def step(before: State, heard: Heard = None, rules: Rules = RULES, **moment: Any) -> Step:
-    return advance(before, heard, Moment(**({"now": NOW, "server_ms": SERVER} | moment)), rules)
+def step(before: State, message: Message = None, rules: Rules = RULES, **moment: Any) -> Step:
+    return advance(before, message, Moment(**({"now": NOW, "server_ms": SERVER} | moment)), rules)
 
 
 WOKEN, FULL = Tick(SEEN, briefly=True), Tick(None, 100, briefly=True)

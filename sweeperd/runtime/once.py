@@ -227,7 +227,7 @@ class _Run:
 
     def _await(self, lease: Lease) -> bool:
         """
-        Wait for the lease for one TTL of its holder, after which the lease of a dead holder is free. A holder that still
+        Wait for the lease for one TTL of its holder, after which that of a dead holder is free. A holder that still
         renews it must not block cron forever. Returns whether the lease was acquired.
         """
         began, waiting = time.monotonic(), False

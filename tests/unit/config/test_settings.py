@@ -10,20 +10,12 @@ from tests.support.fixtures import Load
 from tests.unit.config.shared import (
     ASTRAY,
     BLANK_URL,
-    DEFAULTS,
     DURATION,
     ENDPOINT,
     NO_HTTP_URL,
     NO_REDIS_URL,
-    flat,
     problems,
 )
-
-
-def test_defaults(config: Load) -> None:
-    settings = config("")
-    assert dict(flat(settings)) == DEFAULTS
-    assert settings.http.address == ("127.0.0.1", 9464)
 
 
 @pytest.mark.parametrize(
@@ -86,26 +78,32 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT + "'https://hush@h' = 'x'", "webhooks.endpoints[0].…", "unknown key"),
         (ENDPOINT + "headers = {'X-Key: hush' = 5}", "webhooks.endpoints[0].headers.…", "valid string"),
         (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key; did you mean secrets?"),
-        ("[sweep]\nbatch_size = '1000'", "sweep.batch_size", "valid integer"),
-        ("[sweep]\nbatch_size = true", "sweep.batch_size", "valid integer"),
-        ("[sweep]\nbatch_size = 10.5", "sweep.batch_size", "valid integer"),
-        ("[sweep]\nbatch_size = 0", "sweep.batch_size", "greater than or equal to 1"),
-        ("[sweep]\nbatch_size = -1", "sweep.batch_size", "greater than or equal to 1"),
-        ("[sweep]\npipeline_depth = 0", "sweep.pipeline_depth", "greater than or equal to 1"),
-        ("[sweep]\npipeline_depth_min = 0", "sweep.pipeline_depth_min", "greater than or equal to 1"),
-        ("[sweep]\npipeline_depth_min = 51", "sweep", "pipeline_depth_min is greater than pipeline_depth"),
+        *(
+            (f"[sweep]\nbatch_size = {value}", "sweep.batch_size", "valid integer")
+            for value in ("'1000'", "true", "10.5")
+        ),
+        *(
+            (f"[{section}]\n{key} = {value}", f"{section}.{key}", "greater than or equal to")
+            for section, key, value in (
+                ("sweep", "batch_size", "0"),
+                ("sweep", "batch_size", "-1"),
+                ("sweep", "pipeline_depth", "0"),
+                ("sweep", "pipeline_depth_min", "0"),
+                ("sweep", "audit_spread", "-0.1"),
+                ("cycles", "event_ttl", "'999ms'"),
+                ("cycles", "delivery_ttl", "'0s'"),
+                ("reconcile", "rate", "0"),
+                ("webhooks", "concurrency", "0"),
+                ("webhooks", "attempts", "0"),
+            )
+        ),
+        ("[sweep]\npipeline_depth_min = 51", "sweep", "pipeline_depth_min"),
         ("[sweep]\nbatch_time = '0ms'", "sweep.batch_time", "longer than 0"),
-        ("[sweep]\ninterval = 5", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '5'", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '5 s'", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '5w'", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '0.5s'", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = ''", "sweep.interval", DURATION),
-        ("[sweep]\ninterval = '-5s'", "sweep.interval", DURATION),
+        *(
+            (f"[sweep]\ninterval = {value}", "sweep.interval", DURATION)
+            for value in ("5", "'5'", "'5 s'", "'5w'", "'0.5s'", "''", "'-5s'")
+        ),
         ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than 0"),
-        ('[cycles]\nevent_ttl = "999ms"', "cycles.event_ttl", "greater than or equal to 1 second"),
-        ('[cycles]\ndelivery_ttl = "0s"', "cycles.delivery_ttl", "greater than or equal to 1 second"),
-        ("[sweep]\naudit_spread = -0.1", "sweep.audit_spread", "greater than or equal to 0"),
         ("[sweep]\naudit_spread = 1.1", "sweep.audit_spread", "less than or equal to 1"),
         ("[sweep]\naudit_spread = nan", "sweep.audit_spread", "finite number"),
         ("[sweep]\naudit_retention = '9999999999d'", "sweep.audit_retention", DURATION),
@@ -120,9 +118,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("shutdown_grace = '366d'", "shutdown_grace", 'at most "365d"'),
         (ENDPOINT + "start = '36501d'", "webhooks.endpoints[0].start", "or a duration"),
         ("[sweep]\nlease_ttl = 15", "sweep.lease_ttl", DURATION),
-        ("[sweep]\nlease_ttl = '0s'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
-        ("[sweep]\nlease_ttl = '999ms'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
-        ("[sweep]\nlease_ttl = '11m'", "sweep.lease_ttl", 'must be from "1s" to "10m"'),
+        *((f"[sweep]\nlease_ttl = '{value}'", "sweep.lease_ttl", '"10m"') for value in ("0s", "999ms", "11m")),
         ("sweep = 5", "sweep", "valid dictionary"),
         ("[keys]\nprefix = 5", "keys.prefix", "valid string"),
         ("[metrics]\ntenant_label = 'yes'", "metrics.tenant_label", "valid boolean"),
@@ -131,37 +127,26 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[log]\nformat = 'xml'", "log.format", "must be 'auto', 'text' or 'json'"),
         ("[reconcile]\ninterval = '0s'", "reconcile.interval", "longer than 0"),
         ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration"),
-        ("[reconcile]\nrate = 0", "reconcile.rate", "greater than or equal to 1"),
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
-        ("[http]\nlisten = '127.0.0.1:99999'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
-        ("[http]\nlisten = 'localhost:http'", "http.listen", 'must be "host:port"'),
+        ("[http]\nlisten = 'localhost:http'", "http.listen", '"host:port"'),
         ("[events]\ngroups = ['_replay.x']", "events.groups[0]", "match pattern"),
         ("[http]\nhosts = ['sweeperd:9464']", "http.hosts[0]", "match pattern"),
-        ("[http]\nlisten = 'localhost:65536'", "http.listen", "a port is a number from 0 (any free one) to 65535"),
-        ("[redis]\nurl = ''", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = 'http://127.0.0.1'", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = '127.0.0.1:6379'", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = 'redis://127.0.0.1:six/0'", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", "from 1 to 65535"),
-        ("[redis]\nurl = 'redis://127.0.0.1/0?socket_timeout=long'", "redis.url", NO_REDIS_URL),
-        ("[redis]\nurl = 'redis://127.0.0.1/0?colour=1'", "redis.url", NO_REDIS_URL),
+        ("[http]\nlisten = 'localhost:65536'", "http.listen", "65535"),
+        *(
+            (f"[redis]\nurl = '{url}'", "redis.url", NO_REDIS_URL)
+            for url in (
+                *("", "http://127.0.0.1", "127.0.0.1:6379", "redis://127.0.0.1:six/0"),
+                *("redis://127.0.0.1/0?socket_timeout=long", "redis://127.0.0.1/0?colour=1"),
+            )
+        ),
+        ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", "65535"),
         ("[redis]\nurl = 5", "redis.url", "valid string"),
-        ("[webhooks]\nconcurrency = 0", "webhooks.concurrency", "greater than or equal to 1"),
-        ("[webhooks]\nattempts = 0", "webhooks.attempts", "greater than or equal to 1"),
         ("[webhooks]\nbackoff_initial = '5s'\nbackoff_max = '4s'", "webhooks", "backoff_max is shorter than"),
         ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
         ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "valid list"),
         (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),
-        (
-            "[webhooks]\nconcurrency = 1\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"),
-            "webhooks",
-            "concurrency must be at least the number of endpoints, 2",
-        ),
-        (
-            ENDPOINT + "balances = true",
-            "settings",
-            "billing has balances = true, which needs",
-        ),
+        ("[webhooks]\nconcurrency = 1\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"), "webhooks", "concurrency"),
+        (ENDPOINT + "balances = true", "settings", "events.balances"),
         (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "Field required"),
@@ -180,19 +165,16 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT.replace("example.com", "example.com:0"), "webhooks.endpoints[0].url", "from 1 to 65535"),
         (ENDPOINT.replace("example.com", "example.com:99999"), "webhooks.endpoints[0].url", "from 1 to 65535"),
         (ENDPOINT.replace("example.com", "example.com:x"), "webhooks.endpoints[0].url", NO_HTTP_URL),
-        (ENDPOINT + "events = []", "webhooks.endpoints[0].events", "an empty list would discard every event"),
-        (ENDPOINT + "scopes = []", "webhooks.endpoints[0].scopes", "an empty list would discard every event"),
+        *(
+            (ENDPOINT + f"{key} = []", f"webhooks.endpoints[0].{key}", "empty list")
+            for key in ("events", "scopes", "tenants")
+        ),
         (ENDPOINT + "events = ['Reservation Expired']", "webhooks.endpoints[0].events[0]", "should match pattern"),
         (ENDPOINT + "scopes = ['tenant:*/x']", "webhooks.endpoints[0].scopes[0]", "should match pattern"),
-        (ENDPOINT + "tenants = []", "webhooks.endpoints[0].tenants", "an empty list would discard every event"),
         (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "valid list"),
         (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "valid list"),
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
-        (
-            ENDPOINT + "headers = {'X Y' = ''}",
-            "webhooks.endpoints[0].headers",
-            "' ' is not allowed",
-        ),
+        (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "' ' is not allowed"),
         (ENDPOINT + "headers = {'' = 'x'}", "webhooks.endpoints[0].headers", "a header without a name"),
         (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y is not allowed"),
         *(
@@ -220,23 +202,12 @@ def test_an_error_names_file_key_and_what_is_wrong(
     "name",
     [
         "webhook-id", "Webhook-Signature", "X-Cycles-Signature", "Traceparent", "user-agent", "content-type", "Host",
-        "X-Sweeperd-Sequence", "x-sweeperd-anything",
+        "X-Sweeperd-Sequence", "x-sweeperd-anything", "Transfer-Encoding", "Connection", "TE", "Trailer", "Upgrade",
+        "Expect", "keep-alive", "Proxy-Connection", "HTTP2-Settings",
     ],
 )  # fmt: skip
-def test_headers_of_sweeperd_are_reserved(name: str, config: Load) -> None:
-    with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} is set by sweeperd itself"):
-        config(ENDPOINT + f'headers = {{"{name}" = "x"}}')
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "Transfer-Encoding", "Connection", "TE", "Trailer", "Upgrade", "Expect", "keep-alive", "Proxy-Connection",
-        "HTTP2-Settings",
-    ],
-)  # fmt: skip
-def test_headers_about_the_connection_are_refused(name: str, config: Load) -> None:
-    with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} is about the connection"):
+def test_headers_of_sweeperd_and_of_the_connection_are_refused(name: str, config: Load) -> None:
+    with pytest.raises(ConfigError, match=rf"webhooks\.endpoints\[0\]\.headers: {name} "):
         config(ENDPOINT + f'headers = {{"{name}" = "x"}}')
 
 

@@ -189,12 +189,11 @@ class KindSettings(Section):
 
     @property
     def unless_recheck_ms(self) -> int:
-        """How often a protected entry is checked again, ms."""
         return milliseconds(self.unless_recheck)
 
     @property
     def unless_max_ms(self) -> int | None:
-        """The longest time after deadline and grace for which an entry is protected, ms; None for forever."""
+        """How long after deadline and grace an entry may be protected, ms; None for forever."""
         return None if self.unless_max is None else milliseconds(self.unless_max)
 
     @property
@@ -208,7 +207,6 @@ class KindSettings(Section):
 
     @property
     def max_wait_ms(self) -> int:
-        """The longest wait that a script may ask for, ms."""
         return milliseconds(self.max_wait)
 
 

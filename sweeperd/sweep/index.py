@@ -382,9 +382,7 @@ class IndexReader:
 
 
 class WokenReader:
-    """
-    Reads the entries of a woken tick: those due after the score that was seen, and those whose grace has ended since.
-    """
+    """Reads the entries of a woken tick: those due after the last score seen, and those whose grace has ended."""
 
     #: A woken tick scans no page.
     rereads = False

@@ -98,6 +98,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
         "webhooks.redelivery_max": "2h",
         "events.balances": "true",
         "cycles.enabled": "true",
+        "cycles.spike_factor": "9",
         "metrics.tenant_length": "99",
         "http.listen": "other:1",
         "http.runbook": "https://wiki.internal/runbook",

@@ -79,57 +79,38 @@ def test_a_file_is_found_from_the_file_of_the_settings(tmp_path: Path) -> None:
     assert settings.watched == (tmp_path / "one.secret",)
 
 
-DAMAGED = "looks like a damaged whsec_ secret: it must be whsec_ and base64, and nothing else"
+#: What is said of each -> secrets that are none. Pasted twice, URL-safe base64 would decode to another key.
+NO_SECRETS = {
+    "cannot be empty": ["", "whsec_", "WHSEC_", '""', "env:EMPTY", "file:{tmp}/empty"],
+    "whsec_ is not base64": ["whsec_not base64!", "whsec_abcde", "whsec_YWJj ZGVm", "whsec_YWJjYW\u2026"],
+    "whsk_ is not base64": ["whsk_no base64"],
+    "32 or 64 bytes": ["whsk_", "whsk_" + "A" * 40],
+    "another private key": ["whsk_" + "A" * 86],
+    "/nowhere/at/all cannot be read: No such file": ["file:/nowhere/at/all"],
+    "{tmp}/binary cannot be read: it is not UTF-8": ["file:{tmp}/binary"],
+    "credential:NAME": ["credential:", "credential:..", "credential:../hook"],
+    "$CREDENTIALS_DIRECTORY is not set": ["credential:hook"],
+    "no variable MISSING": ["env:MISSING"],
+    "damaged whsec_": [
+        *("whsec-YWJj", "whsecYWJj", "SECRET=whsec_YWJj", "Bearer whsec_YWJj", '"whsec_YWJj', "env:JSON"),
+        *("whsec_whsec_YWJjYWJj", "whsec_YWJjYWJjwhsec_YWJjYWJj"),
+    ],
+    "damaged whsk_": ["whsk_whsk_YWJj", "key: whsk_YWJj"],
+    "whpk_ is a public key": ["whpk_YWJj"],
+}
 
 
 @pytest.mark.parametrize(
-    ("value", "problem"),
-    [
-        ("", "a secret cannot be empty"),
-        ("whsec_", "a secret cannot be empty"),
-        ("whsec_not base64!", "what follows whsec_ is not base64"),
-        ("whsk_", "what follows whsk_ is not 32 or 64 bytes in base64"),
-        ("whsk_" + "A" * 40, "what follows whsk_ is not 32 or 64 bytes in base64"),
-        ("whsk_no base64", "what follows whsk_ is not base64"),
-        ("whsk_" + "A" * 86, "the public key in whsk_ belongs to another private key"),
-        ("whsec_abcde", "what follows whsec_ is not base64"),
-        ("file:/nowhere/at/all", "the file /nowhere/at/all cannot be read: No such file or directory"),
-        ("file:{tmp}/empty", "a secret cannot be empty"),
-        ("file:{tmp}/binary", "the file {tmp}/binary cannot be read: it is not UTF-8"),
-        ("credential:", "credential:NAME takes the name of one file, without a path"),
-        ("credential:..", "credential:NAME takes the name of one file, without a path"),
-        ("credential:../hook", "credential:NAME takes the name of one file, without a path"),
-        (
-            "credential:hook",
-            "credential:hook cannot be read: $CREDENTIALS_DIRECTORY is not set, which systemd sets for the service",
-        ),
-        ("env:MISSING", "the environment has no variable MISSING"),
-        ("env:EMPTY", "a secret cannot be empty"),
-        ("WHSEC_", "a secret cannot be empty"),
-        ('""', "a secret cannot be empty"),
-        ("whsec_YWJj ZGVm", "what follows whsec_ is not base64"),
-        *(
-            (value, DAMAGED)
-            for value in ("whsec-YWJj", "whsecYWJj", "SECRET=whsec_YWJj", "Bearer whsec_YWJj", '"whsec_YWJj')
-        ),
-        # Pasted twice: URL-safe base64 holds these letters too, so the text would decode to another key.
-        ("whsec_whsec_YWJjYWJj", DAMAGED),
-        ("whsec_YWJjYWJjwhsec_YWJjYWJj", DAMAGED),
-        ("whsk_whsk_YWJj", DAMAGED.replace("whsec_", "whsk_")),
-        ("whsec_YWJjYW\u2026", "what follows whsec_ is not base64"),
-        ("env:JSON", DAMAGED),
-        ("whpk_YWJj", "whpk_ is a public key, for the receiver; the secret is its private key, whsk_"),
-        ("key: whsk_YWJj", DAMAGED.replace("whsec_", "whsk_")),
-    ],
+    ("value", "problem"), [(value, said) for said, values in NO_SECRETS.items() for value in values]
 )
 def test_a_secret_that_is_none(value: str, problem: str, config: Load, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "binary").write_bytes(b"\xff")
     with pytest.raises(ConfigError) as error:
         secret(config, value.replace("{tmp}", str(tmp_path)), {"EMPTY": "", "JSON": '{"key": "whsec_YWJj"}'})
-    assert problems(error) == [
-        f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: {problem.replace('{tmp}', str(tmp_path))}"
-    ]
+    (line,) = problems(error)
+    assert line.startswith(f"{tmp_path / 'config.toml'}: webhooks.endpoints[0].secrets[0]: ")
+    assert problem.replace("{tmp}", str(tmp_path)) in line
 
 
 HUSH = "hush-hush"

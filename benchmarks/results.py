@@ -1,4 +1,4 @@
-"""What was measured, as files: one for each row, with every round on each server, and on what it was measured."""
+"""Keeps what was measured: a file for each row, with the median and every round on each server."""
 
 import json
 import os
@@ -15,6 +15,8 @@ from sweeperd.store.embedded import Binary
 
 #: The committed results.
 DIRECTORY = Path(__file__).parent / "results"
+#: How long a line of a file may be if it can be broken.
+LINE = 140
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def write(directory: Path, row: Row, found: Sequence[Measured]) -> None:
         "row": row.name,
         "what": row.what,
         "against": row.against,
-        "measured": [_rounded(asdict(one)) for one in sorted(kept.values(), key=lambda one: one.order)],
+        "measured": [_rounded(_columns(one)) for one in sorted(kept.values(), key=lambda one: one.order)],
     }
     _path(directory, row.name).write_text(_compact(data) + "\n", encoding="utf-8")
 
@@ -74,7 +76,36 @@ def read(directory: Path, name: str) -> list[Measured]:
     if not path.exists():
         return []
     data = json.loads(path.read_text(encoding="utf-8"))
-    return [Measured(**{**one, "samples": [Sample(**sample) for sample in one["samples"]]}) for one in data["measured"]]
+    return [_measured(one) for one in data["measured"]]
+
+
+def _columns(one: Measured) -> dict[str, Any]:
+    """The rounds by ratio and figure, with their medians. A round that lacks one has null there."""
+    document = asdict(one)
+    samples = document.pop("samples")
+    for part in ("ratios", "figures"):
+        names = dict.fromkeys(name for sample in samples for name in sample[part])
+        rounds = {name: [sample[part].get(name) for sample in samples] for name in names}
+        document[part] = {
+            name: {"median": median(value for value in values if value is not None), "rounds": values}
+            for name, values in rounds.items()
+        }
+    series = [sample["series"] for sample in samples]
+    return document | ({"series": series} if any(series) else {})
+
+
+def _measured(document: dict[str, Any]) -> Measured:
+    """The opposite of `_columns`."""
+    ratios, figures = document.pop("ratios"), document.pop("figures")
+    count = max(len(kept["rounds"]) for kept in (*ratios.values(), *figures.values()))
+    series = document.pop("series", [{}] * count)
+
+    def values(part: dict[str, Any], number: int) -> dict[str, float]:
+        rounds = {name: kept["rounds"][number] for name, kept in part.items()}
+        return {name: value for name, value in rounds.items() if value is not None}
+
+    samples = [Sample(values(ratios, number), values(figures, number), series[number]) for number in range(count)]
+    return Measured(**document, samples=samples)
 
 
 def _path(directory: Path, name: str) -> Path:
@@ -93,12 +124,15 @@ def _rounded(value: Any) -> Any:
 
 
 def _compact(value: Any, indent: int = 0) -> str:
-    """JSON, indented, but with a list of numbers on one line: a series has hundreds."""
-    if isinstance(value, dict) and value:
-        inner = " " * (indent + 2)
-        lines = (f"{inner}{json.dumps(key)}: {_compact(below, indent + 2)}" for key, below in value.items())
-        return "{\n" + ",\n".join(lines) + "\n" + " " * indent + "}"
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        inner = " " * (indent + 2)
-        return "[\n" + ",\n".join(inner + _compact(item, indent + 2) for item in value) + "\n" + " " * indent + "]"
-    return json.dumps(value, ensure_ascii=False)
+    """JSON, indented, but on one line what fits there, and a list of numbers however long."""
+    line, inner = json.dumps(value, ensure_ascii=False), " " * (indent + 1)
+    if len(line) + indent <= LINE or not isinstance(value, dict | list):
+        return line
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_compact(below, indent + 1)}" for key, below in value.items()]
+    elif any(isinstance(item, dict) for item in value):
+        parts = [_compact(item, indent + 1) for item in value]
+    else:
+        return line
+    opening, closing = "{}" if isinstance(value, dict) else "[]"
+    return f"{opening}\n{inner}" + f",\n{inner}".join(parts) + f"\n{' ' * indent}{closing}"

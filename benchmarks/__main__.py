@@ -113,7 +113,7 @@ def table(directory: Path | None) -> None:
 @click.option("--update", is_flag=True, help="Make what is measured the baseline, row by row, on every Redis.")
 @click.option("--report", is_flag=True, help="Print the result, and exit with 0 even if the gate refuses the result.")
 @click.option(
-    "--rounds", type=click.IntRange(1), default=gates.ROUNDS, show_default=True, help="The median of so many."
+    "--rounds", type=click.IntRange(1), default=gates.ROUNDS, show_default=True, help="The median of this many counts."
 )
 @click.option("--planted", is_flag=True, help="Make every sweep 30 % slower, to see that the gate refuses it.")
 @_redis

@@ -1,4 +1,4 @@
-"""Runs of the daemon that deliver what is in the stream, and nothing else."""
+"""Runs a daemon that only delivers, and measures it."""
 
 import contextlib
 import secrets

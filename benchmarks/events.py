@@ -1,4 +1,4 @@
-"""Many events in the stream at once: the script writes one, and copies of that one are added in bulk."""
+"""Adds many events to the stream at once: the script writes one, and copies of it are added in bulk."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from sweeperd.store.keys import Keys
 
 #: The number of the reservation that becomes the model.
 MODEL = 10**8
-#: So many events are sent in one piece.
+#: Events sent in one piece.
 PIECE = 500
 
 

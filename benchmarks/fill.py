@@ -1,4 +1,4 @@
-"""Many reservations at once, each as the ledger writes it: it makes one, and copies of that one are sent in bulk."""
+"""Makes many reservations at once: the ledger writes one, and copies of it are sent in bulk."""
 
 import itertools
 from collections.abc import Sequence
@@ -74,7 +74,7 @@ def fill(
 
 def check_books(url: str, expired: int, scopes: Sequence[str] = SCOPES) -> None:
     """
-    See that so many entries have expired, each with its event, and that the budgets have back what they held. Raises
+    See that this many entries have expired, each with its event, and that the budgets have back what they held. Raises
     RuntimeError where it is not so.
     """
     keys = Keys()

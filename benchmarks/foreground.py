@@ -1,4 +1,4 @@
-"""The foreground: what a client of the ledger waits for, from a process of its own, at a steady rate."""
+"""Measures how long a client of the ledger waits, from its own process, at a steady rate."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""A process that keeps Redis busy for a share of its time, as other applications on the same server do."""
+"""Keeps Redis busy for a share of its time, as other applications on the same server do."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What a row is measured with: a fresh Redis, reservations in it as the ledger writes them, the installed command."""
+"""Gives a row what it measures with: a fresh Redis, reservations as the ledger writes them, the installed command."""
 
 import contextlib
 import json
@@ -63,7 +63,7 @@ class Lab:
 
     @contextlib.contextmanager
     def overdue(self, entries: int, scopes: Sequence[str] = SCOPES) -> Iterator[Server]:
-        """The same with so many overdue entries, which the block is to expire: the books are checked at its end."""
+        """The same with this many overdue entries, which the block must expire: the books are checked at its end."""
         with self.server(scopes=scopes) as server:
             fill(server.url, entries, scopes=scopes)
             yield server

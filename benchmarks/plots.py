@@ -1,4 +1,4 @@
-"""The pictures of the results, drawn from what was written down."""
+"""Draws the kept results."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +13,12 @@ from matplotlib.ticker import StrMethodFormatter
 from benchmarks.results import Measured
 from benchmarks.table import Results
 
-#: Okabe and Ito's colours, which the colour-blind can tell apart; one for each server.
+#: Okabe and Ito's colours, which colour-blind readers can distinguish; one for each server.
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#666666"
 COLOURS = (BLUE, ORANGE, GREEN)
 #: So that the same numbers give the same file, byte by byte, and text stays text.
 STYLE: Any = {"svg.hashsalt": "sweeperd", "svg.fonttype": "none", "font.size": 11}
-#: The receiver of the row `delivery` answers after so many seconds.
+#: The receiver of the row `delivery` answers after this many seconds.
 ANSWER_SECONDS = 0.02
 
 

@@ -1,4 +1,4 @@
-"""What the operating system tells of a process, and work that is done in a process of its own."""
+"""Runs work in its own process and measures what it uses."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The yardstick of a sweep: its script calls, encoded beforehand, over a bare socket."""
+"""Measures the yardstick of a sweep: its script calls, encoded beforehand, over a bare socket."""
 
 import itertools
 import time

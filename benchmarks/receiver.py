@@ -1,6 +1,6 @@
 """
-A webhook receiver that costs next to nothing, in a process of its own: it answers each request with 204 a fixed time
-after it came, and counts the ids. It knows of HTTP only what sweeperd sends.
+Receives webhooks at next to no cost, in its own process: it answers each request with 204 after a fixed time and counts
+the ids. It understands only the HTTP that sweeperd sends.
 """
 
 import multiprocessing
@@ -86,7 +86,7 @@ class _Loop:
     cpu_before: float = 0.0
 
     def run(self) -> None:
-        """Serve for ever."""
+        """Serve forever."""
         self.listener.setblocking(False)
         with select.epoll() as events:
             for known in (self.listener, self.pipe):

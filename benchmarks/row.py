@@ -1,4 +1,4 @@
-"""What a row of the suite is: what it measures, against what, which goals it has, and what one round of it gives."""
+"""Defines a row of the suite: what it measures, against what, its goals, and what one round of it yields."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ Bound = Literal["at_most", "at_least"]
 @dataclass(frozen=True)
 class Goal:
     """
-    What a ratio is to reach. `what`: which part of the row it is about; `against`: in place of the row's. `noise`: two
+    What a ratio is to reach. `what`: which part of the row it is about; `against`: instead of the row's. `noise`: two
     results that differ by no more say nothing. `tolerance`: by which part the gate lets it be worse than its baseline.
     """
 

@@ -1,4 +1,4 @@
-"""Processes that take turns with all others and never speak to Redis: what a busy machine alone makes a client wait."""
+"""Runs processes that compete for CPU time and never speak to Redis: what a busy machine alone makes a client wait."""
 
 import contextlib
 import subprocess
@@ -12,7 +12,7 @@ BUSY, REST = 0.0005, 0.0005
 
 @contextlib.contextmanager
 def strangers(number: int) -> Iterator[None]:
-    """So many of them while the block lasts."""
+    """This many of them while the block lasts."""
     with contextlib.ExitStack() as stack:
         for _ in range(number):
             process = stack.enter_context(subprocess.Popen([sys.executable, "-m", "benchmarks.strangers"]))

@@ -1,4 +1,4 @@
-"""Measures rows: so many rounds on each server, in turn, and writes down what came of it."""
+"""Measures rows in rounds, the servers in turn."""
 
 import tempfile
 from collections.abc import Callable, Sequence

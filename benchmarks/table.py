@@ -1,4 +1,4 @@
-"""The tables: each goal with what was measured, and the figures behind it. Markdown where nobody watches."""
+"""Prints each goal with what was measured, and the figures behind it: Markdown unless on a terminal."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Redis over a bare socket: requests encoded beforehand, replies only counted. Nothing that talks to it is quicker."""
+"""Talks to Redis over a bare socket as fast as possible: requests are encoded beforehand, replies only counted."""
 
 import socket
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ def encode_calls(script: Script, calls: Iterable[Call]) -> bytes:
 
 
 class Wire:
-    """A connection. Replies are counted by a marker that stands in each of them once, and nowhere else."""
+    """A connection. Replies are counted by a marker that each of them holds once."""
 
     def __init__(self, url: str, marker: bytes) -> None:
         place = urlsplit(url)
@@ -42,7 +42,7 @@ class Wire:
 
     def await_replies(self, count: int) -> None:
         """
-        Wait until so many replies have come since it was opened. Raises RuntimeError at an error, TimeoutError at
+        Wait until this many replies have come since it was opened. Raises RuntimeError at an error, TimeoutError at
         silence.
         """
         while self.counted < count:

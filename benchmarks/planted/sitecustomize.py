@@ -1,4 +1,4 @@
-"""A planted slow-down, to see that the gate refuses it: Python imports this where the folder is on PYTHONPATH."""
+"""Slows every tick down, which the gate must refuse. Python imports this file if its folder is on PYTHONPATH."""
 
 import functools
 import time

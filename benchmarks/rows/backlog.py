@@ -1,4 +1,4 @@
-"""What a backlog costs as it grows: memory, and time for each entry."""
+"""Measures what a growing backlog costs: memory, and time per entry."""
 
 from collections import defaultdict
 from statistics import median
@@ -10,7 +10,7 @@ from benchmarks.row import Goal, Row, Sample
 def measure(lab: Lab) -> Sample:
     """
     One `--once` over a large backlog, and before and after it several over smaller ones, of which the medians count:
-    those are over in seconds, and a machine that others share may be half as fast for as long.
+    those are over in seconds, and a shared machine may be half as fast for that long.
     """
     small, medium = lab.size("small", 10_000, 2_000), lab.size("medium", 100_000, 6_000)
     large = lab.size("large", 1_000_000, 20_000)

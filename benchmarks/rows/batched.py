@@ -16,7 +16,7 @@ BATCH, CONCURRENCY = 100, 16
 
 @dataclass(frozen=True)
 class Load:
-    """What is delivered: so many events in a request, over so many connections."""
+    """What is delivered: the events in a request, and the connections."""
 
     batch_size: int
     concurrency: int = CONCURRENCY

@@ -21,7 +21,7 @@ EDGE = 1.5
 FILL_RATE = 10_000
 #: From look to look at the backlog, and how much longer than the drain is plotted, seconds.
 LOOK, MARGIN = 0.05, 2.0
-#: The calls are summed up over so many seconds for the plot.
+#: The calls are summed up over this many seconds for the plot.
 STEP = 0.1
 #: The longest that a drain may take, seconds.
 LIMIT = 300.0

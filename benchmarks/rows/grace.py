@@ -1,4 +1,4 @@
-"""A tick over entries that stay: what is in grace is looked at in each tick."""
+"""Measures a tick over entries in grace, which each tick looks at."""
 
 import threading
 

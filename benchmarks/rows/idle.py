@@ -1,4 +1,4 @@
-"""What daemons cost that have nothing to do: one, and three replicas."""
+"""Measures what idle daemons cost: one, and three replicas."""
 
 import contextlib
 import time

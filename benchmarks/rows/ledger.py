@@ -1,4 +1,4 @@
-"""What the ledger's client costs: reservations made and committed, beside the same scripts over raw sockets."""
+"""Measures what the ledger's client costs: reserve and commit, beside the same scripts over raw sockets."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ class Calls:
 
 
 def by_client(url: str, clients: int, pairs: int) -> Calls:
-    """So many threads share a Ledger; each makes its part of the pairs."""
+    """This many threads share a Ledger; each makes its part of the pairs."""
     shard = Shard(RedisSettings.model_validate({"url": url}), connections=clients)
     with Ledger(shard, new_id=_own_id) as ledger:
         return _together([_steps(ledger, _names(number, pairs // clients)) for number in range(clients)])

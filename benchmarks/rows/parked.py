@@ -70,7 +70,7 @@ def measure(lab: Lab) -> Sample:
 
 
 def park(server: Server, events: int) -> None:
-    """Let so many reservations expire, and park their events for the endpoint as a failed attempt does."""
+    """Let this many reservations expire, and park their events for the endpoint as a failed attempt does."""
     shard = Shard(RedisSettings.model_validate({"url": server.url}))
     with contextlib.closing(shard):
         shard.read_clock()

@@ -1,5 +1,5 @@
 """
-Delayed queues that a user would pick in place of sweeperd: asynq (Go) and BullMQ (Node.js), each on the same Redis.
+Delayed queues that a user would pick instead of sweeperd: asynq (Go) and BullMQ (Node.js), each on the same Redis.
 
 All three give the same holds back at the same deadlines. The queues run a small script of their user's for each task
 (`benchmarks/peers/release.lua`), sweeperd runs `expire.lua`, which checks more. Each script writes an event with the
@@ -39,7 +39,7 @@ PEERS = Path(__file__).parent.parent / "peers"
 CONCURRENCY = 16
 #: Text of the key of the signatures, as an endpoint names it. The programs of the queues have the same key.
 SECRET = "whsec_MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY="
-#: Between the making of tasks and the first deadline, seconds: one for so many tasks, and for the start of a worker.
+#: Between the making of tasks and the first deadline, seconds: one for this many tasks, and for the start of a worker.
 TASKS_A_SECOND, START = 1000, 8.0
 HOUR_MS = 3_600_000
 #: The longest that one step may take, seconds.
@@ -130,7 +130,7 @@ class Ran:
     redis_cpu: float
     worker_cpu: float
     peak_mib: float
-    #: What waits takes so many bytes in Redis.
+    #: How many bytes the waiting tasks take in Redis.
     bytes_each: float
     #: What the receiver tells, if there is one.
     tally: dict[str, Any]
@@ -138,8 +138,8 @@ class Ran:
 
 def run(lab: Lab, system: System, count: int, spread_ms: int = 0, receiver: GoReceiver | None = None) -> Ran:
     """
-    Let a worker do so many tasks with deadlines over so many ms, on a fresh server. Raises RuntimeError if the machine
-    is too slow to make the tasks, and to start a worker, before the first deadline.
+    Let a worker do this many tasks with deadlines over this many ms, on a fresh server. Raises RuntimeError if the
+    machine is too slow to make the tasks and to start a worker before the first deadline.
     """
     for patience in (1, 2, 4):
         ahead = patience * (START + count / TASKS_A_SECOND)
@@ -224,7 +224,7 @@ def sweeperd(
     lab: Lab, name: str = "sweeperd", *, precision: str = "50ms", in_grace: int = 0, **endpoint: object
 ) -> System:
     """
-    The daemon as it is installed; `endpoint`: settings of the endpoint, if there is one. `in_grace`: so many other
+    The daemon as it is installed; `endpoint`: settings of the endpoint, if there is one. `in_grace`: this many other
     entries are in grace all the time.
     """
     keys = Keys()

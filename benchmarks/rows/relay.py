@@ -1,4 +1,4 @@
-"""What Cycles' own event records cost: a daemon that expires entries and writes the records, beside one without."""
+"""Measures what Cycles' own event records cost: a daemon that writes them on expiry, beside one that does not."""
 
 import itertools
 import json
@@ -70,7 +70,7 @@ def _run(lab: Lab, entries: int, tenants: int, subscriptions: int) -> tuple[Ran,
 
 
 def _share_out(url: str, entries: int, tenants: int) -> None:
-    """Give the entries to so many tenants, one after the other."""
+    """Give the entries to this many tenants, one after the other."""
     if tenants > 1:
         with Wire(url, b":0\r\n") as wire:
             for first in range(0, entries, 1000):

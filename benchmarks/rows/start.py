@@ -33,7 +33,7 @@ def measure(lab: Lab) -> Sample:
 
 
 def _first_sweep(server: Server, env: Mapping[str, str], events: int) -> float:
-    """Seconds from the start of a daemon to its first event, where there are so many already."""
+    """Seconds from the start of a daemon to its first event, when there are this many already."""
     fill(server.url, 1, first=events)
     with redis.Redis.from_url(server.url, protocol=2, socket_timeout=LIMIT_MS / 1000 + 5) as client:
         last = client.xrevrange(Keys().events, count=1)[0][0]

@@ -1,4 +1,4 @@
-"""Entries expired a second, beside the most that Redis itself can do."""
+"""Measures entries expired a second, beside the most that Redis itself can do."""
 
 from dataclasses import replace
 from statistics import median

@@ -1,4 +1,4 @@
-"""What traces cost: the same delivery with a collector, at the sampling that is the default, and without."""
+"""Measures what traces cost: the same delivery with a collector at default sampling, and without."""
 
 import contextlib
 import os
@@ -23,7 +23,7 @@ TICK = 25
 
 
 def measure(lab: Lab) -> Sample:
-    """Deliver so many events of many ticks with one endpoint, without traces and with them."""
+    """Deliver this many events of many ticks with one endpoint, without traces and with them."""
     events = lab.size("events", 5_000, 1_000)
     with Collector() as collector:
         variables = {name: value for name, value in collector.variables.items() if name != "OTEL_TRACES_SAMPLER"}

@@ -1,4 +1,4 @@
-"""The steps of a rehearsal. Each step says what it found, and raises AssertionError if something does not hold."""
+"""Rehearses in steps. Each returns what it found, and raises AssertionError if something does not hold."""
 
 import contextlib
 import hashlib
@@ -28,7 +28,7 @@ from tests.support.streams import parse_rfc3339
 LEASE = "cycles:maintenance:lease:reservation_expiry"
 #: How long the service needs to sweep again after sweeperd has died: the lease, its interval, and a moment.
 SERVICE_SWEEPS_WITHIN = 45
-#: How long another webhook may wait beside a burst of expiries, seconds, if the dispatcher sends so many a second.
+#: How long another webhook may wait beside a burst of expiries, seconds, if the dispatcher sends this many a second.
 LONGEST_WAIT, DISPATCHER_RATE = 10, 150
 #: In the EventType and EventCategory of the admin service, and not in those of the runtime.
 NEWER_TYPE, NEWER_CATEGORY = "reservation.released_via_tenant_cascade", "webhook"
@@ -77,7 +77,7 @@ class Rehearsal:
 
     @contextlib.contextmanager
     def sweeperd(self, **settings: object) -> Iterator[Daemon]:
-        """A sweeperd in the place of the service's sweep, from when it holds the lease."""
+        """A sweeperd that sweeps instead of the service, once it holds the lease."""
         with self.process(**settings) as running:
             eventually(self.leads, limit=SERVICE_SWEEPS_WITHIN)
             yield running

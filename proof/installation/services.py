@@ -1,4 +1,4 @@
-"""The services of a Cycles installation over HTTP, as their users see them, and what one tenant has there."""
+"""Talks to the services of a Cycles installation over HTTP, as their users do."""
 
 import json
 import uuid
@@ -75,7 +75,7 @@ class Tenant:
         self.subscriptions: dict[str, tuple[str, str]] = {}
 
     def subscribe(self, name: str, url: str, *, owner: str = "", **fields: object) -> None:
-        """`owner`: in the place of this one, such as `__system__`."""
+        """`owner`: instead of this one, such as `__system__`."""
         made = self.services.admin("POST", "/v1/admin/webhooks", {"url": url, **fields}, tenant_id=owner or self.id)
         self.subscriptions[name] = made["subscription"]["subscription_id"], made["signing_secret"]
 

@@ -31,10 +31,10 @@ from proof.mutants.trial import Plan, Trial, Trials, Verdict
 @click.command()
 @click.argument("language", type=click.Choice(["lua", "python"]))
 @click.option("--only", multiple=True, help="Only files whose path holds this text; can be given more than once.")
-@click.option("--sample", type=int, help="So many mutants, drawn at random.")
-@click.option("--seed", type=int, help="What --sample draws from; printed where it is not given.")
+@click.option("--sample", type=int, help="This many mutants, drawn at random.")
+@click.option("--seed", type=int, help="What --sample draws from; printed if it is not given.")
 @click.option("--jobs", type=int, default=2, show_default=True, help="Trials at once.")
-@click.option("--keep", is_flag=True, help="Keep the verdicts, in place of earlier ones of the same mutants.")
+@click.option("--keep", is_flag=True, help="Keep the verdicts instead of earlier ones of the same mutants.")
 @click.option(
     "--reach",
     type=click.Path(file_okay=False, path_type=Path),

@@ -1,4 +1,4 @@
-"""Which files are mutated, and which tests are asked about each script: first the ones that know it best."""
+"""Chooses the files that are mutated and the tests that each script's mutants are tried with."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Mutants of a Lua script: comparisons and arithmetic swapped, writes left out, writes moved before a check."""
+"""Makes mutants of a Lua script: swapped comparisons and arithmetic, omitted writes, writes moved before a check."""
 
 import re
 from collections.abc import Iterator

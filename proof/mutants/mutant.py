@@ -1,4 +1,4 @@
-"""A mutant: one file of the product with one thing broken."""
+"""Defines a mutant: one file of the product with one fault."""
 
 from collections import Counter
 from collections.abc import Iterable

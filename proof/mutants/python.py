@@ -1,4 +1,4 @@
-"""Mutants of a Python module: comparisons and arithmetic swapped, conditions turned round, statements left out."""
+"""Makes mutants of a Python module: swapped comparisons and arithmetic, negated conditions, omitted statements."""
 
 import ast
 from collections.abc import Iterator

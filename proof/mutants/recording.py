@@ -1,4 +1,4 @@
-"""A plugin of pytest: writes what each test took, and which ones ran on another than the newest Redis, to a file."""
+"""A pytest plugin that writes to a file how long each test took, and which ones ran on an older Redis."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Which of the Redis servers at hand the tests of a mutant run on."""
+"""Chooses the Redis servers that the tests of a mutant run on."""
 
 from collections.abc import Iterable
 from typing import Any, Literal

@@ -1,6 +1,6 @@
 """
-The trial of a mutant: the tests run in a process of their own, in which the product's file reads as the mutant does.
-No file is changed, so several trials can run at once.
+Tries a mutant: the tests run in their own process, in which the product's file reads as the mutant does. No file
+changes, so several trials can run at once.
 """
 
 import contextlib
@@ -148,7 +148,7 @@ def _run(mutant: Mutant | None, plan: Plan, output: Path) -> int:
         os.environ["SWEEPERD_TEST_ALL_SERVERS"] = "1"
     options = ["-x", "-q", "-n0", "-p", "no:cacheprovider", "--timeout", str(TEST_SECONDS), "--hypothesis-seed=1"]
     code = int(pytest.main([*options, *plan.paths], plugins=[_Chooser(plan)]))
-    # The child ends without Python's own end, which would write what stands in these buffers.
+    # The child ends without Python's own end, which would write these buffers again.
     sys.stdout.flush()
     sys.stderr.flush()
     return 0 if code == pytest.ExitCode.NO_TESTS_COLLECTED else code
@@ -181,7 +181,7 @@ def _read_instead(mutant: Mutant) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the mutant in the place of its module."""
+    """Finds the mutant instead of its module."""
 
     def __init__(self, mutant: Mutant) -> None:
         self.mutant = mutant

@@ -1,4 +1,4 @@
-"""`python -m proof.release.audit VENV`: known vulnerabilities of what is installed in an environment."""
+"""`python -m proof.release.audit VENV` looks for known vulnerabilities of what an environment has installed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""`python -m proof.release.build`: build wheel and sdist twice into RELEASE_DIR, and compare them byte by byte."""
+"""`python -m proof.release.build` builds wheel and sdist twice into RELEASE_DIR and compares them byte by byte."""
 
 import hashlib
 import os

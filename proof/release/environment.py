@@ -1,4 +1,4 @@
-"""`python -m proof.release.environment VENV`: make the environment that the other steps run in."""
+"""`python -m proof.release.environment VENV` makes the environment that the other steps run in."""
 
 import platform
 import subprocess

@@ -1,4 +1,4 @@
-"""The file of figures that a command of a release leaves in RELEASE_DIR."""
+"""Keeps the figures of a step in RELEASE_DIR."""
 
 import json
 import os

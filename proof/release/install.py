@@ -1,4 +1,4 @@
-"""`python -m proof.release.install DIST VENV`: install the wheel into a new environment, and run its demo there."""
+"""`python -m proof.release.install DIST VENV` installs the wheel into a new environment and runs its demo there."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""`python -m proof.release.installation`: the rehearsal on the Cycles installation that the environment names."""
+"""`python -m proof.release.installation` rehearses on the Cycles installation that the environment names."""
 
 import json
 import os

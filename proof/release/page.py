@@ -1,4 +1,4 @@
-"""The page of evidence: what each step found, on which commit, when, and how busy the host was."""
+"""Writes the page of evidence: what each step found, on which commit, when, and how busy the host was."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How the result of each step is read."""
+"""Reads the figures of each step from its output."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`python -m proof.release.servers`: each Redis and Valkey that the tests find, and those that they do not."""
+"""`python -m proof.release.servers` lists the supported lines of Redis and Valkey and the servers at hand."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A step of a release, what it came to, and the files that keep it."""
+"""Defines a step of a release and the result that is kept of it."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ class Result:
 
 
 def write(result: Result, directory: Path) -> None:
-    """Keep it in the place of an earlier result of that step."""
+    """Keep it instead of an earlier result of that step."""
     directory.mkdir(parents=True, exist_ok=True)
     document = json.dumps(asdict(result), indent=1, ensure_ascii=False)
     (directory / f"{result.step}.json").write_text(document + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The steps of a release, in their order."""
+"""Lists the steps of a release, in order."""
 
 import sys
 from dataclasses import dataclass

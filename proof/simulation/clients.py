@@ -1,4 +1,4 @@
-"""The clients of the ledger: they do all that it offers, and call again when the reply is lost."""
+"""Clients of the ledger, which use all that it offers and call again when a reply is lost."""
 
 import contextlib
 import functools
@@ -144,7 +144,7 @@ class Wanted(Client):
         return self._open()
 
     def expire(self, count: int) -> None:
-        """Make so many."""
+        """Make this many."""
         for _ in range(count):
             self.made += 1
             second, key = timedelta(seconds=1), f"wanted-{self.made}"

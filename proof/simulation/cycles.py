@@ -18,7 +18,7 @@ from sweeperd.store import Shard
 
 #: The lease of the services, its life, ms, and seconds between two sweeps of the rival.
 LEASE, LIFE, EVERY = "cycles:maintenance:lease:reservation_expiry", 30_000, 5.0
-#: So long after the beginning sweeperd has the lease, if nothing fails, seconds.
+#: How long after the beginning sweeperd has the lease if nothing fails, seconds.
 TAKEN = 15.0
 #: Id -> the tenant of the subscription (of all: __system__) and the end of its record.
 SUBSCRIPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,4 +1,4 @@
-"""What goes wrong, drawn by the seed: each fault begins, lasts for a while, and is noted in the book."""
+"""Inflicts faults that the seed draws; each lasts for a while and is noted in the book."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""The replicas: processes with an unchanged `Service` each. They may be killed, stopped, reloaded and restarted."""
+"""Runs replicas with an unchanged `Service` each, which can be killed, stopped, reloaded and restarted."""
 
 import functools
 import signal
@@ -17,7 +17,7 @@ from sweeperd.runtime.systemd import SystemdNotifier
 
 
 def process_name() -> str:
-    """In place of `sweeperd.store.lease.process_name`: the name of the process that asks."""
+    """Instead of `sweeperd.store.lease.process_name`: the name of the process that asks."""
     current = kernels.KERNEL.current
     return f"{current.host.name if current else 'hub'}-1-000000"
 

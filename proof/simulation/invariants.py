@@ -1,4 +1,4 @@
-"""What must hold at every moment, and after the faults have ended."""
+"""Checks what must hold at every moment, and after the faults have ended."""
 
 import itertools
 import json
@@ -20,9 +20,9 @@ from sweeperd.outbox.filters import LivingFilters
 from sweeperd.outbox.replays import ReplayNote
 from sweeperd.store.streams import StreamId
 
-#: A disturbance may explain a duplicate so long after its end, seconds.
+#: How long after its end a disturbance may explain a duplicate, seconds.
 AFTERMATH = 5.0
-#: A process that was not heard of for so long may be dead, ms.
+#: A process may be dead after a silence of this many ms.
 LEAST_SILENCE = Timing().take_over_after * 1000
 
 
@@ -102,7 +102,7 @@ class Book:
             book.server.observers.append(lambda _server, book=book: self.observe(book))  # type: ignore[misc]
 
     def disturb(self, what: str, seconds: float, *, endpoint: str = "", host: str = "") -> None:
-        """Note a fault that lasts from now on for so long."""
+        """Note a fault that lasts this long from now on."""
         now = kernels.KERNEL.now
         self.disturbances.append(Disturbance(what, now, now + seconds, endpoint, host))
 

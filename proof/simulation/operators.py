@@ -1,4 +1,4 @@
-"""Everything that operators do, at random, over connections that fail as those of others do; and a run for cron."""
+"""Does at random what operators do, over connections that fail like those of others."""
 
 import functools
 import random

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 #: Of the client: no other client has this number.
 NUMBER = 1000
-#: If the circuits of all processes are not open after so long, there is no outage; seconds.
+#: How long the circuits of all processes may take to open; after that there is no outage. Seconds.
 OPENING = 300.0
-#: So many unwanted events come so often, seconds: far more than probes.
+#: How many unwanted events come, and how often, seconds: far more than probes.
 UNWANTED, UNWANTED_EVERY = 30, 0.1
 #: How long they come before the wanted event, seconds.
 FLOODED = 10.0

@@ -1,4 +1,4 @@
-"""What a run consists of, drawn by the seed: shards, replicas, settings, load, and which faults take part ("swarm")."""
+"""Draws a run from its seed: shards, replicas, settings, load, and which faults take part."""
 
 import random
 from dataclasses import dataclass, field

@@ -82,7 +82,7 @@ def ack_before_answer() -> None:
     replace(BatchSender, "_deliver", make)
 
 
-@planted("three in ten events that were sent in vain are acknowledged, not parked")
+@planted("three in ten events that failed are acknowledged, not parked")
 def lost_nack() -> None:
     def make(original: Any) -> Any:
         def nack(self: Any, group: str, entries: Any) -> None:
@@ -204,7 +204,7 @@ def others_filter_ignored() -> None:
     put(Filters, "owner_for", lambda *_: None)
 
 
-@planted("a process reads the filters of the others once, and judges by them for ever")
+@planted("a process reads the filters of the others once, and judges by them forever")
 def judged_before() -> None:
     compared = "(redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[2]"
     in_script("delivery/acknowledge_unwanted", compared, "false")
@@ -299,7 +299,7 @@ def given_up_early() -> None:
     replace(Redelivery, "oldest_ms", make)
 
 
-@planted("settlements are dropped when Redis cannot be reached, and stay in hand for ever")
+@planted("settlements are dropped when Redis cannot be reached, and stay in hand forever")
 def settlement_lost() -> None:
     def make(original: Any) -> Any:
         def write(self: Any, action: Any, settlements: Any) -> None:
@@ -341,7 +341,7 @@ def heartbeat_takes_back() -> None:
     )
 
 
-@planted("the sweep waits for the lease of Cycles for ever")
+@planted("the sweep waits for the lease of Cycles forever")
 def no_patience() -> None:
     put(CyclesLease, "permits", lambda self: self.held)
 

@@ -195,7 +195,7 @@ class Comparison:
 
 
 class Target:
-    """One real server in the place of a simulated one."""
+    """One real server instead of a simulated one."""
 
     def __init__(self, url: str) -> None:
         self._pool = redis.ConnectionPool.from_url(url, protocol=2, driver_info=None, socket_timeout=30)

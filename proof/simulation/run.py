@@ -1,4 +1,4 @@
-"""One run of a seed from the beginning to the end, and the command line."""
+"""Runs seeds from the command line, each from beginning to end."""
 
 import argparse
 import gc
@@ -47,9 +47,9 @@ from sweeperd.store.scripts import Script, script_names
 
 #: Between two checks of what must hold at every moment, and after the end for what comes too late; seconds.
 CHECK_EVERY, WATCHED = 2.0, 30.0
-#: So long receivers fail once more, seconds.
+#: How long receivers fail once more, seconds.
 FAILING = 60.0
-#: A planted bug is to be found within so many seeds.
+#: A planted bug must be found within this many seeds.
 TRIES = 200
 #: A seed that takes longer is stuck, seconds of the processor.
 LONGEST = 300
@@ -406,7 +406,7 @@ def main() -> int:
     parser.add_argument("--trace", metavar="FILE", help="write every command and log line")
     parser.add_argument("--record", metavar="FILE", help="write every command whole, with its reply, for --replay")
     parser.add_argument("--replay", metavar="FILE", help="alone: send what was recorded to each real server")
-    parser.add_argument("--jobs", type=int, default=1, help="so many seeds at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="how many seeds run at a time")
     parser.add_argument("--plant", metavar="NAME", help="with this bug in the program; several, with --planted")
     parser.add_argument("--planted", action="store_true", help="find each planted bug; print the table")
     parser.add_argument("--brief", action="store_true", help="no commands and log lines of a failure")

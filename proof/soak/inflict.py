@@ -1,4 +1,4 @@
-"""Carries out the faults of a schedule, each in a thread of its own, and checks that each had its effect."""
+"""Carries out the faults of a schedule, each in its own thread, and checks that each had its effect."""
 
 import contextlib
 import subprocess

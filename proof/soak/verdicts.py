@@ -199,7 +199,7 @@ def delivered(
 def most_repeated(inflicted: Sequence[Inflicted], batch_size: int) -> int:
     """
     How many events may come again at an endpoint. A process has two requests for each of its connections in hand at
-    most. It loses them with its life, or when it stands still for so long that another process takes over.
+    most. It loses them with its life, or when it stands still until another process takes over.
     """
     return batch_size * 2 * CONCURRENCY * sum(HANDS_LOST.get(done.fault.type, 0) for done in inflicted)
 

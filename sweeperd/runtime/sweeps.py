@@ -117,14 +117,13 @@ class KindSweep:
         with self._shard.reaching():
             acquired = self.lease.acquire(briefly=order.briefly and self._lingers)
             self._overrules = not acquired and self._may_overrule(order.stood_by)
-        outcome: Outcome
         if acquired:
             with self.lease.kept() as lost:
-                outcome = _outcome(*self._tick(lost.is_set, paged, order))
+                _, outcome = self._tick(lost.is_set, paged, order)
                 if self._lingers and isinstance(outcome, Complete) and (outcome.noted or order.briefly):
                     self.lease.leave_to_lapse()
         elif self._overrules:
-            outcome = _outcome(*self._tick(paged=paged), alone=True)
+            _, outcome = self._tick(paged=paged, alone=True)
         else:
             outcome = Signal.STOOD_BY
             self.telemetry.stood_by()
@@ -167,8 +166,9 @@ class KindSweep:
         give_way: Callable[[], bool] = lambda: False,
         paged: Callable[[], None] = lambda: None,
         order: Tick = FULL_TICK,
-    ) -> tuple[SweepReport, float, bool]:
-        """Returns the report, the end of the first known grace (ms), and whether the tick was noted."""
+        *,
+        alone: bool = False,
+    ) -> tuple[SweepReport, Outcome]:
         self.telemetry.begun()
         if self._checked != self._shard.opened:
             # A new connection may lead to another server, or to other rights.
@@ -192,7 +192,9 @@ class KindSweep:
         if report.broken:
             self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
             raise KindRefused(self._broken)
-        return report, self._sweeper.grace_end_ms, noted
+        if report.seen_ms:
+            return report, Complete(report.seen_ms, self._sweeper.grace_end_ms, noted, alone)
+        return report, Incomplete(report.failure)
 
     def failed(self, failure: Failure) -> None:
         """Count a tick that failed, and log it if it is news; see `Trouble`."""
@@ -219,12 +221,6 @@ class KindSweep:
         if self._rates:
             self._rates.decided(decisions)
         self._observe(decisions)
-
-
-def _outcome(report: SweepReport, grace_end_ms: float, noted: bool, *, alone: bool = False) -> Outcome:
-    if report.seen_ms:
-        return Complete(report.seen_ms, grace_end_ms, noted, alone)
-    return Incomplete(report.failure)
 
 
 def kind_sweeps(

@@ -1,6 +1,6 @@
 """
-A process whose ledger calls are interrupted by signals: `python -m tests.faults.interrupted URL COUNT`. Prints how many
-calls were interrupted, and how many of the others got a wrong answer.
+Runs ledger calls that signals interrupt: `python -m tests.faults.interrupted URL COUNT`. Prints how many were
+interrupted, and how many others returned a wrong answer.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Two endpoints that get the same events, one of them in batches, and how often each event came to them."""
+"""Counts how often each event reaches two endpoints that receive the same events, one of them in batches."""
 
 import contextlib
 from types import TracebackType

@@ -1,4 +1,4 @@
-"""Standard error is a pipe that nobody reads, and it is full: the work goes on, and the process ends when told."""
+"""Checks that work and shutdown go on while standard error is a full pipe that nobody reads."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""The host's clock is hours off: nothing expires early, nothing late, and receivers accept what they get."""
+"""Checks that a host clock that is hours off expires nothing early or late, and that receivers accept deliveries."""
 
 import shutil
 import time

@@ -1,4 +1,4 @@
-"""Signals whose handlers raise, in the middle of calls of the ledger, while Redis answers late."""
+"""Raises from signal handlers during ledger calls while Redis responds slowly."""
 
 import subprocess
 import sys

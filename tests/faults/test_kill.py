@@ -1,4 +1,4 @@
-"""`kill -9` in the middle of a drain, again and again: nothing is lost, nothing is done twice."""
+"""Kills the daemon with `kill -9` during drains: nothing is lost or done twice."""
 
 import json
 import os

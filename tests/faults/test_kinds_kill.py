@@ -1,4 +1,4 @@
-"""`kill -9` of daemons that drain reservations and four configured kinds at once: each keeps its books to the unit."""
+"""Kills daemons with `kill -9` while they drain reservations and four configured kinds: every balance stays exact."""
 
 import contextlib
 import os

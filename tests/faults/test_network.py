@@ -1,4 +1,4 @@
-"""The network between sweeperd, Redis and the receivers fails: nothing is lost, nothing is released twice."""
+"""Breaks the network between sweeperd, Redis and receivers: nothing is lost or released twice."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Redis down, restarting, flushed, full, demoted: the daemon lives on, and nothing is lost or doubled."""
+"""Stops, restarts, flushes, fills and demotes Redis: the daemon survives, and nothing is lost or doubled."""
 
 from pathlib import Path
 

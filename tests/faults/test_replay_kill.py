@@ -1,4 +1,4 @@
-"""`kill -9` during a replay, again and again, next to a backfill, new events and a paused endpoint."""
+"""Kills the daemon with `kill -9` during a replay next to a backfill, new events and a paused endpoint."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""SIGTERM ends the daemon within `shutdown_grace`, whatever hangs."""
+"""Checks that SIGTERM ends the daemon within `shutdown_grace`, whatever hangs."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Random traffic on one Redis: what clients of the ledger do, in any order, while a sweeper is at work."""
+"""Plays random ledger operations on one Redis while a sweeper runs."""
 
 import enum
 import threading

@@ -1,4 +1,4 @@
-"""Hostile plans and rows of a configured kind: never a part of a plan, never a value outside the declared keys."""
+"""Runs hostile plans and rows of a configured kind: no partial plan, and no write outside the declared keys."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""A script's plan that only adds to counters: checked the quick way, it comes to what the full check makes of it."""
+"""Checks that the fast check of a plan comes to the result of the full check."""
 
 import itertools
 import json

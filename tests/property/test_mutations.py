@@ -1,4 +1,4 @@
-"""Tests of the tests: with a script that is broken on purpose, the property that it breaks is seen to be broken."""
+"""Checks that each property fails for a script that is broken on purpose."""
 
 from collections.abc import Sequence
 from contextlib import closing, suppress

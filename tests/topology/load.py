@@ -1,4 +1,4 @@
-"""Clients of the ledger that go on reserving while servers die, and the account of their webhooks."""
+"""Reserves through ledger clients while servers die, and accounts for the webhooks."""
 
 import contextlib
 import itertools

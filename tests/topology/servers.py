@@ -1,4 +1,4 @@
-"""Real servers in real set-ups: a primary with replicas and sentinels, and a Cluster, on free ports of loopback."""
+"""Starts a primary with replicas and sentinels, and a Cluster, on free loopback ports."""
 
 import subprocess
 import tempfile

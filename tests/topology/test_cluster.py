@@ -1,4 +1,4 @@
-"""A Cluster: the slot of a shard moves away under it, and its primary is killed."""
+"""Moves the slot of a shard during a sweep, and kills its primary."""
 
 from datetime import timedelta
 from pathlib import Path

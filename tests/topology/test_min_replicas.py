@@ -1,4 +1,4 @@
-"""`min-replicas-to-write`: a primary without its replicas is not ready, nothing is swept by halves, and it goes on."""
+"""Checks that a primary without its replicas (`min-replicas-to-write`) is not ready and is never swept in part."""
 
 from pathlib import Path
 

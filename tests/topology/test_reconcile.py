@@ -1,4 +1,4 @@
-"""`reconcile` and `check` on a Cluster: a walk that a moving slot comes between is given up, and says nothing."""
+"""Checks that `reconcile` and `check` report nothing of a walk that a moving slot interrupted."""
 
 from contextlib import closing
 

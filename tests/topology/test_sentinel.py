@@ -1,4 +1,4 @@
-"""A primary with replicas and sentinels: it dies under load, with and without writes that it had not replicated."""
+"""Kills a primary with replicas and sentinels under load, with and without unreplicated writes."""
 
 import asyncio
 import itertools

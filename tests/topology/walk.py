@@ -1,4 +1,4 @@
-"""What operators ask and repair, where a shard is a slot of a Cluster."""
+"""Runs operators' queries and repairs on a shard that is a slot of a Cluster."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""A kind whose script is broken stops until sweeperd is restarted, and moves nothing; the other kinds go on."""
+"""Checks that a kind with a broken script stops until a restart and changes nothing, while other kinds go on."""
 
 import threading
 from collections.abc import Iterator

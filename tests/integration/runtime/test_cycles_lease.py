@@ -1,4 +1,4 @@
-"""The lease of the Cycles services."""
+"""Tests how the lease of the Cycles services is taken, renewed and given up."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The daemon, in this process, on a real Redis."""
+"""Runs the daemon in this process on a real Redis."""
 
 import threading
 import time

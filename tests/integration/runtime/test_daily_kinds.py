@@ -1,4 +1,4 @@
-"""The daemon's own walks over configured kinds: what they find, whose turn it is, where they go on."""
+"""Tests the daemon's walks over configured kinds: findings, leases and resumption."""
 
 import json
 import logging

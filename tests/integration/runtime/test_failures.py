@@ -1,4 +1,4 @@
-"""Each sort of error means the same to the daemon and to `--once`: log, metrics, exit code, another try."""
+"""Checks that each class of error has the same effect in the daemon and in `--once`."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""A daemon that lives and does not move: it is replaced, and says that it is not well."""
+"""Checks that a hanging daemon is replaced and reports itself unhealthy."""
 
 import threading
 import time

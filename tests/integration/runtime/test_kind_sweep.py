@@ -1,4 +1,4 @@
-"""The sweep of one kind beside a lease that never runs out."""
+"""Sweeps one kind next to a lease that never expires."""
 
 import logging
 import os

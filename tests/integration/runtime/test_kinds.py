@@ -1,4 +1,4 @@
-"""All kinds of the settings are swept, each under its own names, by the daemon and by `--once`."""
+"""Sweeps all kinds of the settings under their own names, with the daemon and with `--once`."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""The daemon's own walk: when it comes, whose turn it is, and what is reported."""
+"""Tests when the daemon walks the reservations, on which replica, and what it reports."""
 
 import logging
 import threading

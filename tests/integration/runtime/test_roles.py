@@ -1,4 +1,4 @@
-"""A daemon that only sweeps, and one that only delivers."""
+"""Runs a daemon that only sweeps, and one that only delivers."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Who polls for deadlines between two sweeps, and who does not."""
+"""Tests which processes poll for deadlines between two ticks."""
 
 import threading
 from typing import Any

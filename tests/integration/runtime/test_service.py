@@ -1,4 +1,4 @@
-"""The service around the daemon: its reports to the service manager."""
+"""Tests what the service reports to the service manager."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""While a sweep works, single events and the relay wait for their turns, and batches do not."""
+"""Checks that single events and the relay yield the CPU to a sweep, while batches do not."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""How many threads a daemon has: what the limits in `deploy/` and the documents say."""
+"""Checks the number of threads against the limits in `deploy/` and the documents."""
 
 import threading
 from pathlib import Path

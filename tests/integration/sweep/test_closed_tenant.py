@@ -1,4 +1,4 @@
-"""A tenant is closed while its reservations expire, as Cycles does it: nothing is minted, and nothing is set aside."""
+"""Closes a tenant while its reservations expire, as Cycles does: no amount appears, and nothing is quarantined."""
 
 import json
 import threading

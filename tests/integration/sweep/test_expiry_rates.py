@@ -1,4 +1,4 @@
-"""The event about a tenant whose expiries rise above their usual rate: when it is made, and how often."""
+"""Tests when and how often a tenant's spike of expiries causes an event."""
 
 import json
 from collections.abc import Callable

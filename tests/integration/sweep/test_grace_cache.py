@@ -1,4 +1,4 @@
-"""Passing by what is in grace: as exact as asking about each entry, with any change between two ticks."""
+"""Checks that skipping cached ranges is as exact as deciding each entry, whatever changes between two ticks."""
 
 import random
 import threading

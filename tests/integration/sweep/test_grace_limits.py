@@ -1,4 +1,4 @@
-"""The limits of what is remembered of reservations in grace: each is made small, since the real ones take minutes."""
+"""Tests the limits of the grace cache, made small because the real ones take minutes."""
 
 import pytest
 

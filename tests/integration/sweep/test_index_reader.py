@@ -1,4 +1,4 @@
-"""The pages of an index, tick by tick: which of them are scanned, which are passed by, and where a tick goes on."""
+"""Tests which pages of an index are scanned or skipped, and where a tick goes on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What is checked of a kind before its first sweep on a server."""
+"""Tests the checks of a kind before its first sweep on a server."""
 
 import contextlib
 import threading

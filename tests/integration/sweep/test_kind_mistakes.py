@@ -1,24 +1,4 @@
-"""
-The known mistakes of a sweeper of any kind, and the test that would catch each:
-
-| mistake | test |
-|---|---|
-| `decide` ignores the state, so each run gives back again | lua/kinds/test_outcomes.py: an overdue hold |
-| `ended` does not contradict `active` | unit/config/test_kinds.py; lua/kinds/test_outcomes.py |
-| a hole in the plan drops the rest of it | lua/kinds/test_plan.py: a list that is none |
-| `-{qty}` with `0`, `-7`, `007`, `+5` | lua/kinds/test_plan.py: an amount that is none |
-| a check ignores the earlier writes of its plan | lua/kinds/test_plan.py: sums below MIN, or beyond int64, together |
-| HINCRBY creates a counter | lua/kinds/test_outcomes.py: a counter that does not exist |
-| a value names another hold or the index | lua/kinds/test_plan.py: a value cannot name an entry |
-| the right to write is missing where the right to read is there | lua/kinds/test_outcomes.py: a missing right |
-| the prefix is missing, and the wrong slot is on the same node | here: every key that is touched |
-| a user's text sees the prelude or closes its function | sweep/test_kind_check.py, lua/kinds/test_script.py |
-| the user's own table is checked, not a copy | lua/kinds/test_plan.py: a metatable |
-| `wait` is taken for `in_grace`, so that paging passes entries by | here: each of many entries |
-| trouble of the server becomes a quarantine | lua/kinds/test_script.py: trouble of the server is no quarantine |
-| a deadline in seconds; an id that is used again | lua/kinds/test_outcomes.py, lua/kinds/test_plan.py |
-| two kinds with one id; a call that is repeated after a lost reply | unit/outbox/test_kind_payload.py; here |
-"""
+"""Tests mistakes that a sweeper of any kind can make: paging, repeated calls and keys in other slots."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The script that is generated for a kind: what a user's file gets, and what no plan may write."""
+"""Tests the generated script of a kind: what a user's file can use, and what no plan may write."""
 
 from typing import Any
 

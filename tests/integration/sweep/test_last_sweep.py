@@ -1,4 +1,4 @@
-"""What is noted of each tick, for all replicas and operators to see."""
+"""Tests what is noted of each tick for other replicas and operators."""
 
 from dataclasses import replace
 from datetime import timedelta

@@ -1,6 +1,4 @@
-"""
-The proof of a kind: one of its entries was seen alive. Until then a wrong word in its settings empties no index.
-"""
+"""Tests the proof of a kind, without which a wrong word in its settings empties no index."""
 
 import logging
 import threading

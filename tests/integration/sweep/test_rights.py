@@ -1,4 +1,4 @@
-"""Rights: where one is missing nothing is moved at all, and the right is named."""
+"""Checks that a missing right stops every move and is named."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Paging: every due entry is decided once for each pass, while entries stay, fail or are added."""
+"""Checks that each tick decides every due entry once while entries stay, fail or are added."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""`config.example.toml` is held to the code: every key, with its default, once."""
+"""Holds `config.example.toml` to the code: each key once, with its default."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""`[[kinds]]`: what is taken, and each way to be wrong, named by file and key."""
+"""Tests which `[[kinds]]` are accepted, and that each error names file and key."""
 
 import re
 from pathlib import Path

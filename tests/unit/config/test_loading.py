@@ -1,4 +1,4 @@
-"""Where settings come from: the file, where it is searched, and the environment."""
+"""Tests where settings come from: the file, its places, and the environment."""
 
 import json
 from datetime import timedelta

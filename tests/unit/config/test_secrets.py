@@ -1,4 +1,4 @@
-"""Secrets in the settings: where they may stand, and that nothing shows them."""
+"""Tests how secrets are read from the settings, and that nothing shows them."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""Settings: the defaults, and every way to be wrong."""
+"""Tests the values of the settings and each error in them."""
 
 from datetime import timedelta
 from pathlib import Path

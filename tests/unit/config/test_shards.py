@@ -1,4 +1,4 @@
-"""Shards in the settings."""
+"""Tests shards in the settings."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The PEM files of an endpoint: what is refused, and what a reload sees."""
+"""Tests the PEM files of an endpoint: refusals, and changes that a reload sees."""
 
 import subprocess
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""On which core the process runs, and when."""
+"""Tests which core the process chooses, and when."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""What a `--once` over several shards reports: its exit code and its progress."""
+"""Tests the exit code and the progress of `--once` over several shards."""
 
 from collections import Counter
 

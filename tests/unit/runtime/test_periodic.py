@@ -1,4 +1,4 @@
-"""A duty on a real scheduler: at once, again and again, one at a time, and seen when it is stuck."""
+"""Runs a periodic task on a real scheduler, and detects that it is stuck."""
 
 import logging
 import threading

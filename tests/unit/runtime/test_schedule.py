@@ -1,4 +1,4 @@
-"""Every transition of the schedule, without Redis, threads or sleep."""
+"""Walks every transition of the schedule without Redis, threads or sleep."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The notify protocol, over real sockets."""
+"""Sends the notify protocol over real sockets."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""How large a batch may be: smaller at once where Redis is slow or busy, larger again little by little."""
+"""Checks that batches shrink at once when Redis is slow or busy, and grow back slowly."""
 
 import random
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A kind of the settings as the sweep takes it: what its script is called with."""
+"""Tests what the script of a configured kind is called with."""
 
 import dataclasses
 import tomllib

@@ -1,4 +1,4 @@
-"""Where each tick begins: where the last one stopped, and at the start again once a grace has ended there."""
+"""Tests where each tick begins, also after a grace has ended before that place."""
 
 import math
 import random

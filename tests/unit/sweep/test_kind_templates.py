@@ -1,4 +1,4 @@
-"""Which templates of `give_back` get the quick form of a plan."""
+"""Tests which templates of `give_back` have a quick plan."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Reservations as a kind: what expire.lua is called with, and what its reply means."""
+"""Tests what expire.lua is called with, and how its reply is read."""
 
 from typing import Any
 

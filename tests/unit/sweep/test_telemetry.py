@@ -1,4 +1,4 @@
-"""What is reported of the sweep: each outcome in exactly its counters and its log line."""
+"""Checks that each outcome appears in exactly its counters and its log line."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""The rights that sweeperd needs: one table of commands and keys, and the ACL rules made from the table."""
+"""Builds Redis ACL rules from one table of the commands and keys that sweeperd needs."""
 
 import enum
 import re
@@ -16,42 +16,38 @@ from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import Keys
 
-#: In the name of a key: any text. No entry, group or member has this name, so commands can be tried on the name.
+#: Any text in the name of a key. No entry, group or member has this name, so a check may run commands on it.
 ANY = b"\0sweeperd check"
 _ANY = ANY.decode()
 #: The commands of `get` in the script of a kind.
 _READS = "EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE"
-#: The commands by which the check of a plan reads a key.
+#: The commands that check a plan before its first write.
 _PLANNED = "TYPE EXISTS HMGET GET"
-
-#: The characters with a meaning of their own in a pattern of Redis.
-_SPECIAL = re.compile(r"[*?\[\]\\]")
-#: The characters that no rule can hold: Redis splits an ACL file at spaces.
-_UNWRITABLE = re.compile(r"[\x00-\x20\x7f]")
+#: Glob characters; and the characters that no rule can hold, because Redis splits an ACL file at spaces.
+_SPECIAL, _UNWRITABLE = re.compile(r"[*?\[\]\\]"), re.compile(r"[\x00-\x20\x7f]")
 Role = Literal["all", "sweep", "deliver"]
 
 
 class Duty(enum.StrEnum):
-    """The work that a grant is for."""
+    """What a grant is needed for."""
 
-    #: Every process: connect, and read the figures of `status`, and what the page shows, lists and searches.
+    #: Needed by every process: to connect, and to read what `status` and the status page show.
     STATUS = "status"
     SWEEP = "sweep"
     DELIVER = "deliver"
-    #: `sweeperd reconcile`, and the daemon's own walk.
+    #: `sweeperd reconcile` and the daemon's daily walk.
     WALK = "walk"
-    #: `sweeperd show` and the page of an entry, which each user may read.
+    #: `sweeperd show` and the entry pages.
     SHOW = "show"
-    #: Only the commands of operators.
+    #: Commands that change something.
     OPERATE = "operate"
-    #: `sweeperd.ledger`, in the services that use the ledger.
+    #: `sweeperd.ledger`, and what it needs in addition beside a Cycles service.
     LEDGER = "ledger"
-    #: The same beside a Cycles service, on top.
     CYCLES_LEDGER = "cycles ledger"
 
 
 class Grant(NamedTuple):
-    """Some commands on a key; if `key` is empty, commands without a key. A subcommand is written `XINFO|GROUPS`."""
+    """Commands on a key, or without a key if `key` is empty. A subcommand is written `XINFO|GROUPS`."""
 
     duty: Duty
     key: bytes
@@ -75,7 +71,7 @@ def grants(settings: Settings, keys: Keys) -> list[Grant]:
 
 
 def channels(settings: Settings) -> list[str]:
-    """The patterns of the channels of PUBLISH in plans."""
+    """The channel patterns that plans publish to."""
     return list(dict.fromkeys(channel for kind in settings.kinds for channel in kind.channels))
 
 
@@ -125,7 +121,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.STATUS, keys.proofs, "HGET")
     yield granted(Duty.SWEEP, keys.proofs, "HSET")
     yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
-    # On Redis 6.2 the rights of a plan are tried before the sweep starts: each command is queued and then discarded.
+    # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:
         for command in kind.given_back:
@@ -154,7 +150,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
 
 
 def _like(keys: Keys, pattern: str) -> bytes:
-    """The pattern of a kind as the key of a grant. Only `*` is special in the pattern."""
+    """Turns a kind's pattern, in which only `*` is special, into the key of a grant."""
     return keys.prefix + pattern.replace("*", _ANY).encode()
 
 
@@ -211,7 +207,7 @@ def _actions(keys: Keys) -> Iterable[Grant]:
 
 
 def ledger_grants(keys: Keys) -> list[Grant]:
-    """For the ledger. The scripts name the tenants' records in KEYS, so Redis asks for the full right to them."""
+    """What `sweeperd.ledger` needs. Its scripts name the tenants' records in KEYS, which takes full access to them."""
     return [
         granted(Duty.LEDGER, keys.reservation_index, "EVAL EVALSHA ZCARD ZADD ZREM"),
         granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
@@ -248,7 +244,7 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
 
 
 class AclUser(Document):
-    """The rights of sweeperd on one Redis. The rules replace all rules of the user except the passwords."""
+    """The rights of sweeperd on one Redis. The rules replace everything about the user but its passwords."""
 
     address: str = Field(description="Where the Redis is, without credentials.")
     shards: list[str]
@@ -265,14 +261,19 @@ def acl_users(
     cycles: bool = False,
 ) -> list[AclUser]:
     """
-    A user for each Redis of these shards, with the rights of a daemon in this role. `commands`: also the rights of the
-    commands of operators. `ledger`: the rights of `sweeperd.ledger` instead; `cycles`: of one beside a Cycles service.
+    One user for each Redis, with the rights of a daemon in this role. `commands` adds what operators' commands need.
+    `ledger` asks for the rights of `sweeperd.ledger` instead, `cycles` for those of a ledger beside a Cycles service.
     """
-    wanted = ledger_duties(cycles=cycles) if ledger else _duties(settings, role, commands=commands)
+    if ledger:
+        wanted = ledger_duties(cycles=cycles)
+    else:
+        wanted = {*daemon_duties(role), Duty.SHOW, *((Duty.WALK, Duty.OPERATE) if commands else ())}
+        if role != "deliver" and settings.reconcile.interval:
+            wanted.add(Duty.WALK)
     found = dict[str, list[ShardSettings]]()
     for shard in shards:
         place = urlsplit(parse(shard.url.get_secret_value()).shown)
-        # Users belong to the whole server and not to one of its databases.
+        # A user belongs to the server, whatever the database.
         found.setdefault(f"{place.scheme}://{place.netloc or place.path}", []).append(shard)
     return [
         AclUser(address=address, shards=[shard.name for shard in there], rules=_rules(settings, there, wanted))
@@ -280,20 +281,12 @@ def acl_users(
     ]
 
 
-def _duties(settings: Settings, role: Role, *, commands: bool) -> set[Duty]:
-    found = {*daemon_duties(role), Duty.SHOW}
-    if role != "deliver" and settings.reconcile.interval:
-        found.add(Duty.WALK)
-    return found | ({Duty.WALK, Duty.OPERATE} if commands else set())
-
-
 def daemon_duties(role: Role) -> set[Duty]:
-    """What a daemon with this role cannot work without."""
+    """What a daemon in this role cannot work without."""
     return {Duty.STATUS, *([Duty.SWEEP] * (role != "deliver")), *([Duty.DELIVER] * (role != "sweep"))}
 
 
 def ledger_duties(*, cycles: bool) -> set[Duty]:
-    """The duties of a user of `sweeperd.ledger`. `cycles`: beside a Cycles service."""
     return {Duty.LEDGER} | ({Duty.CYCLES_LEDGER} if cycles else set())
 
 
@@ -319,7 +312,7 @@ def _glob(pattern: str) -> str:
 
 
 def _literal(text: str) -> str:
-    """A pattern of Redis for this text. A character that no rule can hold becomes `?`, which matches any character."""
+    """Escapes a text for a glob. A character that no rule can hold becomes `?`, which matches any character."""
     return _UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", text))
 
 

@@ -1,4 +1,4 @@
-"""The actions of operators: recorded in a bounded stream, counted in Redis, exported by the daemons."""
+"""Records what operators do in a bounded stream, which daemons export."""
 
 import contextlib
 import enum
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: How many actions are kept, about, and the longest target that is recorded, characters.
+#: About how many actions are kept, and the characters of a target that are recorded.
 KEPT, TARGET = 10_000, 500
-#: After the name of an action: how many entries all actions of this name have changed.
+#: Suffix of the counter of changed entries.
 CHANGED = ":changed"
-#: How often a daemon reads the actions of a shard, seconds.
+#: Seconds between two reads of a daemon.
 EXPORT_EVERY = 10.0
 
 
@@ -55,21 +55,21 @@ class ActionDocument(Document):
     action: str
     target: str
     count: Count = Field(description="How many entries it changed.")
-    finished: bool = Field(description="False: it began, and has not ended or was killed.")
+    finished: bool = Field(description="False while it runs, and if it was killed.")
 
 
 class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
-    actions: list[ActionDocument] = Field(description="The newest first.")
+    actions: list[ActionDocument] = Field(description="Newest first.")
     down: Down
 
 
 def begin(shard: Shard, action: Action, target: str) -> bytes:
-    """Record that an action begins. Returns the id of the record, for `record` at the end. Raises redis.RedisError."""
+    """Records that an action begins. Returns the id of the record, which `record` needs at the end."""
     return _record(shard, action, target, 0, "begun")
 
 
 def record(shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"") -> None:
-    """Record a finished action, in place of the record of its begin if there is one. Raises redis.RedisError."""
+    """Records a finished action; `begun` names the record of its beginning, which this one replaces."""
     _record(shard, action, target, count, begun)
 
 
@@ -81,25 +81,16 @@ def _record(shard: Shard, action: Action, target: str, count: int, begun: bytes 
 def read_actions(
     shard: Shard, first: bytes = streams.FIRST, *, newest_first: bool = False
 ) -> Iterator[tuple[bytes, ActionDocument]]:
-    """The kept actions with their ids, from the id `first` on. Raises redis.RedisError."""
+    """The kept actions with their ids, from the id `first` on."""
     for entry, fields in streams.read(shard, shard.keys.actions, first, backwards=newest_first):
-        who, action, target, count = (fields.get(name, b"") for name in (b"who", b"action", b"target", b"count"))
-        yield (
-            entry,
-            ActionDocument(
-                at=streams.milliseconds(entry),
-                shard=shard.name,
-                who=decode(who),
-                action=decode(action),
-                target=decode(target),
-                count=whole(count) or 0,
-                finished=b"begun" not in fields,
-            ),
-        )
+        texts = {name: decode(fields.get(name.encode(), b"")) for name in ("who", "action", "target")}
+        count, finished = whole(fields.get(b"count", b"")) or 0, b"begun" not in fields
+        at = streams.milliseconds(entry)
+        yield entry, ActionDocument(at=at, shard=shard.name, count=count, finished=finished, **texts)
 
 
 class ActionExporter:
-    """Exports the counts of one shard from a daemon, and logs each action that is recorded while the daemon runs."""
+    """Exports the counters of one shard, and logs each action that is recorded while the daemon runs."""
 
     def __init__(self, shard: Shard, metrics: "Metrics") -> None:
         self._shard = shard
@@ -108,7 +99,7 @@ class ActionExporter:
         self._next = 0.0
 
     def update(self) -> None:
-        """To be called every few seconds. If Redis refuses the commands, the next call tries again."""
+        """Call this every few seconds. If Redis refuses the commands, the next call tries again."""
         if time.monotonic() < self._next:
             return
         with contextlib.suppress(redis.RedisError):
@@ -131,6 +122,6 @@ class ActionExporter:
 def _who() -> str:
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # in a container the user may have no name
         user = str(os.getuid())
     return f"{user}@{socket.gethostname()}"

@@ -10,17 +10,17 @@ from sweeperd.ops.status import WARNING, ShardStatus, WalkDocument
 from sweeperd.sweep.reservations import kind_option
 from sweeperd.text import span
 
-#: If an event waits longer, seconds, the event is late. The alert SweeperdDeliveriesStuck has this limit too.
+#: An event that waits longer is late, seconds; the same as in the alert SweeperdDeliveriesStuck.
 LATE = 900.0
 #: The longest command that is offered, characters.
 LONGEST = 200
-#: Work of a process -> the role, and the section of the runbook if no process does this work.
+#: Duty of a process -> its role, and the section of the runbook for the case that no process has this duty.
 _DUTIES = {"sweeps": ("sweep", "sweeperdnobodysweeps"), "delivers": ("deliver", "sweeperdnobodydelivers")}
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What an operator may do. `runbook`: the anchor of a section in docs/runbook.md; empty if there is no section."""
+    """What an operator can do. `runbook`: the anchor of a section in docs/runbook.md, or empty."""
 
     text: str = ""
     commands: tuple[str, ...] = ()
@@ -28,7 +28,7 @@ class Advice:
 
 
 def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
-    """About a shard that answers. `options` are added to each command."""
+    """Advice about a shard that answers. `options` are added to each command."""
     if status.empty:
         yield Advice(f"{status.address}: {WARNING}", (command_line("check", *options),))
     for duty in status.processes.missing:
@@ -58,35 +58,31 @@ def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Se
 
 
 def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> Advice:
-    """About an endpoint, by state."""
+    """Advice about an endpoint, depending on its state."""
     name = endpoint.endpoint
-    letters = command_line("dead-letters", "list", "--endpoint", name, *options)
-    replay = command_line("dead-letters", "replay", "--endpoint", name, *options)
+    letters = [command_line("dead-letters", verb, "--endpoint", name, *options) for verb in ("list", "replay")]
     if endpoint.state == "group":
         return Advice(runbook="sweeperdgroupfallsbehind")
     if not endpoint.configured:
-        return Advice(commands=(letters,), runbook="sweeperddeadletters")
-    ending = (letters, replay) if endpoint.dead_letters else ()
-    test, resume = (
-        command_line("endpoints", "test", name, *options),
-        command_line("endpoints", "resume", name, *options),
-    )
-    attempts = command_line("endpoints", "attempts", name, *options)
+        return Advice(commands=(letters[0],), runbook="sweeperddeadletters")
     if endpoint.state == "paused":
-        return Advice(commands=(test, resume, *ending), runbook="sweeperdendpointpaused")
-    if endpoint.state == "open":
-        return Advice(commands=(attempts, test, resume, *ending), runbook="sweeperdcircuitopen")
-    if endpoint.falling_behind:
-        return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesrunningout")
-    if endpoint.oldest_pending_seconds > LATE:
-        return Advice(commands=(attempts, test, *ending), runbook="sweeperddeliveriesstuck")
-    if endpoint.pending is None:
-        return Advice(commands=ending, runbook="sweeperdgrouplost")
-    return Advice(commands=(attempts, *ending), runbook="sweeperddeadletters" if ending else "")
+        verbs, section = ["test", "resume"], "sweeperdendpointpaused"
+    elif endpoint.state == "open":
+        verbs, section = ["attempts", "test", "resume"], "sweeperdcircuitopen"
+    elif endpoint.falling_behind:
+        verbs, section = ["attempts", "test"], "sweeperddeliveriesrunningout"
+    elif endpoint.oldest_pending_seconds > LATE:
+        verbs, section = ["attempts", "test"], "sweeperddeliveriesstuck"
+    elif endpoint.pending is None:
+        verbs, section = [], "sweeperdgrouplost"
+    else:
+        verbs, section = ["attempts"], "sweeperddeadletters" if endpoint.dead_letters else ""
+    commands = [command_line("endpoints", verb, name, *options) for verb in verbs]
+    return Advice(commands=(*commands, *(letters if endpoint.dead_letters else ())), runbook=section)
 
 
 def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
-    """About quarantined entries with one reason."""
+    """Advice about the quarantined entries with one reason."""
     kind = kind_option(reason.kind)
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()
@@ -99,6 +95,6 @@ def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
 
 
 def command_line(*words: str) -> str:
-    """A command of sweeperd for a shell; empty if a word cannot be shown unchanged, and so cannot be copied."""
+    """A command of sweeperd for a shell; empty if it cannot be copied from where it is shown."""
     line = shlex.join(["sweeperd", *words])
     return line if line.isprintable() and len(line) <= LONGEST else ""

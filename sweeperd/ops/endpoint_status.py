@@ -1,4 +1,4 @@
-"""Reads the status of the endpoints of one shard."""
+"""Reads the status of all endpoints of a shard."""
 
 from collections import Counter
 from typing import Any
@@ -23,7 +23,7 @@ from sweeperd.text import decode, span
 
 #: The warning of the relay if `cycles.dispatch_backlog` is reached.
 WAITS = "waits for the dispatcher of Cycles"
-#: How many dead letters are counted, and how many in one call.
+#: Up to how many dead letters are counted, and how many in one call.
 LETTERS, LETTERS_PAGE = 10_000, 500
 _LETTERS = Script("ops/letters")
 
@@ -36,7 +36,7 @@ class ReplayDocument(Document):
     began_at: Moment = Field(validation_alias="made_at")
     running_seconds: Count
     events: Count
-    left: Count = Field(description="How many are not done yet, about: not delivered, and no dead letter.")
+    left: Count = Field(description="About how many are left: neither delivered nor a dead letter.")
 
 
 class ReplicaDocument(Document):
@@ -44,7 +44,7 @@ class ReplicaDocument(Document):
     circuit_open: bool
     failures: Count
     failure: str = Field(validation_alias="reason")
-    rate: Seconds | None = Field(description="Events delivered a second by this process; null if not known.")
+    rate: Seconds | None = Field(description="Events per second that this process delivers; null if unknown.")
     delivered_at: Moment | None = Field(description="Its last delivery.")
 
     @classmethod
@@ -54,7 +54,7 @@ class ReplicaDocument(Document):
 
 
 class EndpointFigures(Document):
-    """The fields of an endpoint on a shard that `status` and `endpoints list` share."""
+    """What `status` and `endpoints list` both say of an endpoint."""
 
     endpoint: str
     state: str = Field(
@@ -63,29 +63,28 @@ class EndpointFigures(Document):
     )
     configured: bool
     pending: Count | None = Field(
-        description="Events that the endpoint has not acknowledged; null: it has no consumer group, so nobody knows."
+        description="Events that the endpoint has not acknowledged; null if it has no consumer group."
     )
-    pending_exact: bool = Field(description="False: pending is an estimate.")
+    pending_exact: bool = Field(description="False if pending is an estimate.")
     oldest_pending_seconds: Seconds
     paused_at: Moment | None
-    muted_until: Moment | None = Field(description="Until when the receiver asked to be left alone (Retry-After).")
+    muted_until: Moment | None = Field(description="Until when the receiver wants no requests (Retry-After).")
     open_on: Count = Field(description="How many processes have an open circuit.")
     processes: Count = Field(description="How many processes deliver to it.")
     failures: Count = Field(description="How many deliveries failed in a row.")
     failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
     warning: str = Field(
-        description="What its events wait for although it takes events, or why not all of them will be delivered; "
-        "empty: nothing."
+        description="What its events wait for although it is delivering, or why some will be lost; or empty."
     )
     falling_behind: bool = Field(
-        description="Whether what is pending takes longer than webhooks.max_age at this rate, so that some become dead "
-        "letters."
+        description="Whether the backlog takes longer than webhooks.max_age at this rate, so that some events become "
+        "dead letters."
     )
     dead_letters: Count
-    rate: Seconds | None = Field(description="Events delivered a second by all processes; null if not known.")
+    rate: Seconds | None = Field(description="Events per second that all processes deliver; null if unknown.")
     rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
     empty_in_seconds: Seconds | None = Field(
-        description="How long it takes at this rate to deliver what is pending now; null if nothing is delivered."
+        description="How long the backlog takes at this rate; null if nothing is delivered."
     )
 
 
@@ -94,7 +93,7 @@ class EndpointDocument(EndpointFigures):
     paused_reason: str
     muted_seconds: Seconds = Field(description="How long muted_until is from now.")
     circuit_open: bool
-    replay: ReplayDocument | None = Field(description="The replay to it that is running.")
+    replay: ReplayDocument | None = Field(description="The replay that is running.")
     replicas: list[ReplicaDocument] = Field(
         description="The processes that deliver to it, those with an open circuit first."
     )
@@ -105,7 +104,7 @@ def read_endpoints(
 ) -> tuple[EndpointDocument, ...]:
     """
     The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
-    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Raises redis.RedisError.
+    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls.
     """
     foreign = settings.events.groups
     groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
@@ -137,7 +136,7 @@ def read_endpoints(
 
 
 def count_dead_letters(shard: Shard) -> Counter[str]:
-    """Endpoint -> how many of the oldest LETTERS dead letters are of this endpoint. Raises redis.RedisError."""
+    """Endpoint -> how many of the oldest LETTERS dead letters it has."""
     counts, first = Counter[str](), streams.FIRST
     for _ in range(0, LETTERS, LETTERS_PAGE):
         reply = _LETTERS.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
@@ -154,10 +153,7 @@ def count_dead_letters(shard: Shard) -> Counter[str]:
 def _configured(
     settings: Settings, shard: Shard, endpoint: EndpointSettings, now: int, backlog: dict[str, Any], difference: str
 ) -> EndpointDocument:
-    """
-    With a warning if the endpoint falls behind: what waits takes longer than `webhooks.max_age`. The relay never gives
-    an event up. `difference`: how the filters of the processes differ.
-    """
+    """With a warning if it falls behind. `difference`: how the filters of the processes differ."""
     name, longest = endpoint.name, settings.webhooks.max_age.total_seconds()
     waits = name == RELAY.name and shard.client.hget(shard.keys.relay, "waiting")
     found = _endpoint(
@@ -169,10 +165,10 @@ def _configured(
         replay=_replay(shard, name, now),
     )
     needed = found.empty_in_seconds
-    if name == RELAY.name or needed is None or needed <= longest:
+    if name == RELAY.name or needed is None or needed <= longest:  # the relay never gives up
         return found
     batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
-    needs = f"falls behind: what waits takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
+    needs = f"falls behind: its backlog takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
     warning = "; ".join(filter(None, [needs, found.warning]))
     return found.model_copy(update={"falling_behind": True, "warning": warning})
 
@@ -186,7 +182,7 @@ def _endpoint(
     warning: str = "",
     replay: ReplayDocument | None = None,
 ) -> EndpointDocument:
-    """`backlog`: the fields about group and dead letters. `state`: of a name that is not in the settings."""
+    """`backlog`: the fields about group and dead letters. `state`: for a name that is not in the settings."""
     board, circuit = board or EndpointState(), circuit or CircuitState()
     rate, pending = Rate(circuit.rate, circuit.rate_window), backlog["pending"]
     muted, paused = max(0.0, (board.muted_until - now) / 1000), board.paused_at is not None

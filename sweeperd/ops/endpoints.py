@@ -24,29 +24,24 @@ from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 
-#: The reason of a dead letter that an operator made.
-SKIPPED = "an operator skipped it"
-#: The same, if the operator ended the whole backlog.
-DROPPED = "an operator dropped it"
+#: The reasons of dead letters after `skip` and `drop`.
+SKIPPED, DROPPED = "an operator skipped it", "an operator dropped it"
 
 
 def jwks(endpoints: Iterable[EndpointSettings]) -> dict[str, Any]:
-    """The public keys of all secrets `whsk_…` of these endpoints, as a JSON Web Key Set without any secret."""
+    """The public keys of all secrets `whsk_…` of these endpoints, as a JSON Web Key Set."""
     texts = [secret.get_secret_value() for endpoint in endpoints for secret in endpoint.secrets]
     private = [text for text in texts if text.startswith(PRIVATE)]
     if not private:
         return {"keys": []}
-    # Imported late: if no key is asymmetric, the cryptography package, an extra, may be missing.
+    # Imported late, because only asymmetric keys need the package cryptography, an extra.
     from sweeperd.delivery import webhook  # noqa: PLC0415
 
     return webhook.jwks(private)
 
 
 def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ()) -> EndpointState:
-    """
-    Stop sending to the endpoint, in all processes, within seconds. `announced`: the types of events made beside
-    expiries. Raises redis.RedisError.
-    """
+    """Stops delivery in all processes within seconds. `announced`: the operational event types to write."""
     shard.read_clock()
     return EndpointStateStore(shard, Announcements(shard.clock, announced)).pause(name, reason)
 
@@ -55,17 +50,14 @@ def pause(shard: Shard, name: str, reason: str, announced: Collection[str] = ())
 class Resumed:
     #: Whether the endpoint was paused or muted.
     was_resting: bool
-    #: On how many processes the circuit was open.
+    #: How many processes had an open circuit.
     was_open_on: int
     #: How many parked events are due now.
     due: int
 
 
 def resume(shard: Shard, name: str) -> Resumed:
-    """
-    Send again, in all processes, within seconds: end a pause and a mute, close the circuit, and end the waits of parked
-    events. Raises redis.RedisError.
-    """
+    """Ends pause and mute, closes the circuit, and makes parked events due, in all processes within seconds."""
     shard.read_clock()
     open_on = close_circuit(shard, name)
     groups = ConsumerGroups(shard, "operator")
@@ -74,14 +66,14 @@ def resume(shard: Shard, name: str) -> Resumed:
 
 
 def close_if_open(shard: Shard, name: str) -> None:
-    """Close the circuit on all processes if any process has an open circuit. Raises redis.RedisError."""
+    """Closes the circuit in all processes if it is open in any."""
     shard.read_clock()
     if CircuitStateStore(shard).read(name).open:
         close_circuit(shard, name)
 
 
 def close_circuit(shard: Shard, name: str) -> int:
-    """Close the circuit on all processes, within seconds. Returns how many circuits were open. Raises RedisError."""
+    """Closes the circuit in all processes within seconds. Returns how many were open."""
     circuits = CircuitStateStore(shard)
     open_on = circuits.read(name).open_on
     circuits.close(name)
@@ -90,8 +82,8 @@ def close_circuit(shard: Shard, name: str) -> int:
 
 def skip(shard: Shard, name: str, event: str) -> str | None:
     """
-    Make a pending event of an endpoint a dead letter. `event`: the event id, or the stream id. Returns the stream id;
-    None if no such event is pending. Raises redis.RedisError.
+    Turns a pending event, given by event id or stream id, into a dead letter. Returns the stream id; None if no such
+    event is pending.
     """
     shard.read_clock()
     outbox = Outbox(shard, "operator")
@@ -107,8 +99,8 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
 
 def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> int:
     """
-    How many events, added before `before_ms`, the endpoint wants and has not acknowledged, by these settings or by the
-    filter of a living process. Raises redis.RedisError.
+    How many events that were added before `before_ms` are unacknowledged and wanted, by these settings or by the filter
+    of a living process.
     """
     info = streams.groups(shard.client, shard.keys.events).get(endpoint.name.encode())
     if info is None:
@@ -127,10 +119,9 @@ def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> i
 
 def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: bool) -> Iterator[int]:
     """
-    Acknowledge the events added before `before_ms`: not taken yet, parked, and in the hands of a process. Each wanted
-    event becomes a dead letter if `letters`. Yields the number of wanted events after each page. If a process is about
-    to send an event, the event may be sent once more. Raises redis.RedisError: then events of at most one page are left
-    to be taken over.
+    Acknowledges all events that were added before `before_ms`, and yields how many were wanted, page by page. With
+    `letters` they become dead letters. An event in flight may still be sent. After an error, up to one page is left to
+    be taken over.
     """
     name, subscription = endpoint.name, Subscription(endpoint)
     if name.encode() not in streams.groups(shard.client, shard.keys.events):
@@ -139,7 +130,7 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
     outbox.filters.refresh()
     while count := outbox.groups.untaken(name, before_ms, PAGE):
         entries = outbox.read(name, count)
-        # A process may have taken some of the counted events: then the read went beyond `before_ms`.
+        # If a process has taken some of the counted events, the read went beyond `before_ms`.
         outbox.release(name, [entry for entry in entries if entry.added_ms >= before_ms])
         old = [entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms]
         yield _drop(outbox, subscription, old, letters=letters)
@@ -151,7 +142,7 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
 
 
 def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEntry], *, letters: bool) -> int:
-    """Returns how many wanted events were still pending."""
+    """Returns how many wanted events were pending."""
     name = subscription.group
     wanted = [entry for entry in entries if _is_wanted(outbox, subscription, entry)]
     outbox.acknowledge(name, [entry.id for entry in entries if entry not in wanted])
@@ -166,7 +157,7 @@ def _is_wanted(outbox: Outbox, subscription: Subscription, entry: OutboxEntry) -
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
-    """The pending events of an endpoint with the fields; empty if the event is no longer in the stream."""
+    """The pending events of an endpoint, with their fields; {} if an event was trimmed."""
     previous: bytes | None = None
     while page := outbox.pending(name, previous):
         found = streams.exactly(shard.client, shard.keys.events, (pending.id for pending in page))
@@ -179,7 +170,7 @@ class ListedEndpoint(EndpointFigures):
     shard: str
     address: str
     url: str | None = Field(description="Without credentials and query.")
-    tenants: list[str] | None = Field(description="null: all of them.")
+    tenants: list[str] | None = Field(description="null for all tenants.")
     group_position: str | None = Field(
         validation_alias="position", description="The stream id up to which the endpoint has taken events."
     )
@@ -190,7 +181,7 @@ class ListedEndpoint(EndpointFigures):
 
     @classmethod
     def of(cls, shard: Shard, status: EndpointDocument, endpoint: EndpointSettings | None) -> "ListedEndpoint":
-        """`endpoint`: the settings; None if the endpoint is not in the configuration."""
+        """`endpoint`: its settings; None if it is not configured."""
         return cls.made_of(
             status,
             shard=shard.name,
@@ -210,7 +201,7 @@ class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json")
 
 class AttemptsDocument(CommandDocument, title="sweeperd endpoints attempts --json"):
     endpoint: str
-    attempts: list[AttemptDocument] = Field(description="The newest first.")
+    attempts: list[AttemptDocument] = Field(description="Newest first.")
     down: Down
 
 
@@ -220,11 +211,10 @@ class StateDocument(Document):
     paused: bool
     paused_at: Moment | None
     reason: str
-    muted_until: Moment | None = Field(description="Until when the receiver asked to be left alone (Retry-After).")
+    muted_until: Moment | None = Field(description="Until when the receiver wants no requests (Retry-After).")
 
     @classmethod
     def of(cls, state: EndpointState, **more: Any) -> Self:
-        """`more`: the fields that a subclass adds."""
         return cls.made_of(state, muted_until=state.muted_until or None, **more)
 
 

@@ -30,6 +30,7 @@ from sweeperd.ops.show import Fate, Fields, Inspection, inspect_all
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.outbox.event import ONLY_FOR, event_id, is_expiry
 from sweeperd.store import streams
+from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
 from sweeperd.sweep.configured import kind_names, kinds_of
@@ -37,18 +38,14 @@ from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import kind_of_event, kind_option
 from sweeperd.text import candidates, decode, whole
 
-#: How many rows a list has, and how long a question waits for the question before it, seconds.
+#: Rows of a list, and how long a request waits for the one before it, seconds.
 ROWS, PATIENCE = 50, 5.0
 
 
 class EntryPages:
-    """
-    Answers the questions of the pages about entries; nothing is changed. On each shard one question is answered at a
-    time, because a question may read many entries.
-    """
+    """Answers one request per shard at a time, because a request may read many entries. Changes nothing."""
 
     def __init__(self, settings: Settings, shards: Sequence[Shard], patience: float = PATIENCE) -> None:
-        """`patience`: how long a question waits for the question before it, seconds."""
         self._settings = settings
         self._turns = {shard.name: (shard, threading.Lock()) for shard in shards}
         self._patience = patience
@@ -61,9 +58,9 @@ class EntryPages:
 
     def answer(self, page: str, asked: Mapping[str, str]) -> dict[str, Any]:
         """
-        The document of a page. `asked`: `q` of a search, `id` of an entry, `shard`, `kind`, `tenant`, `endpoint`,
-        `reason`, and `before`, with which a list goes on. Raises ValueError for a question without a meaning,
-        TimeoutError if another question takes too long.
+        The document of a page. `asked` has `q` for a search, `id` for an entry, `before` to continue a list, and the
+        filters `shard`, `kind`, `tenant`, `endpoint`, `reason`. Raises ValueError if the request is invalid,
+        TimeoutError if another request takes too long.
         """
         names = [asked["shard"]] if asked.get("shard") else list(self._turns)
         kinds = kind_names(self._settings)
@@ -92,7 +89,7 @@ class EntryPages:
         return document | {"looked": [each.looked.as_json() for _, each in sent]}
 
     def _commands(self, shard: Shard, entry: Inspection) -> list[str]:
-        """What may be done about an entry, for a shell."""
+        """The commands that apply to an entry."""
         kind, on, id_ = kind_option(entry.kind.name), self._on(shard), decode(entry.id)
         named = [*on, *(["--"] if id_.startswith("-") else []), id_]
         words: list[tuple[str, ...]] = [("show", *kind, *named)]
@@ -106,7 +103,7 @@ class EntryPages:
         return _lines(words)
 
     def _search(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
-        """Entries with this id, events of this id or tenant, and the event or the batch with this webhook id."""
+        """Entries with this id, events with this id or tenant, and the event or batch with this webhook id."""
         text = asked["q"]
         meant = candidates(text)
         entries = [
@@ -143,7 +140,7 @@ class EntryPages:
 
         rows, looked = search(shard, shard.keys.events, wanted, ROWS, before=asked.get("before", ""))
         words = ["expired", "--since", "1h", *self._on(shard)]
-        return self._listed(looked, [MemberDocument.of(shard, row) for row in rows], [words])
+        return _listed(looked, [MemberDocument.of(shard, row) for row in rows], [words])
 
     def _dead_letters(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
         tenants, endpoints = _meant(asked, "tenant"), _meant(asked, "endpoint")
@@ -158,7 +155,7 @@ class EntryPages:
         words = [["dead-letters", "list", *chosen, *self._on(shard)]]
         if chosen:
             words.append(["dead-letters", "replay", *chosen, *self._on(shard)])
-        return self._listed(looked, [LetterRow.of(shard, row) for row in rows], words)
+        return _listed(looked, [LetterRow.of(shard, row) for row in rows], words)
 
     def _quarantine(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
         wanted = QuarantineFilter(reason=asked.get("reason") or None, tenants=_meant(asked, "tenant"))
@@ -179,28 +176,19 @@ class EntryPages:
             )
         return {"kinds": listed}
 
-    def _listed(
-        self, looked: LookBackDocument, rows: Sequence[Document], words: Sequence[Sequence[str]]
-    ) -> dict[str, Any]:
-        return {
-            "rows": [row.as_json() for row in rows],
-            "looked": looked.as_json(),
-            "commands": _lines(words),
-        }
-
     def _on(self, shard: Shard) -> tuple[str, ...]:
-        """The option of a command that names the shard."""
+        """The option that names the shard in a command."""
         return ("--shard", shard.name) if len(self._turns) > 1 else ()
 
     def _each(
         self, names: Sequence[str], read: Callable[[Shard], Any]
     ) -> tuple[list[tuple[Shard, Any]], list[dict[str, str]]]:
-        """All shards at the same time. Returns what was read, and the shards that could not be read."""
+        """Reads all shards in parallel. Returns the results, and the shards that could not be read."""
 
         def one(name: str) -> tuple[Shard, Any]:
             shard, turn = self._turns[name]
             if not turn.acquire(timeout=self._patience):
-                raise TimeoutError(f"another question about shard {name} takes long; ask again")
+                raise TimeoutError(f"another request for shard {name} is still running; try again")
             try:
                 with working_on(shard):
                     return shard, read(shard)
@@ -238,19 +226,20 @@ class LetterRow(MemberDocument):
 
 
 def _is_known(shard: Shard, kind: Kind, entry: bytes) -> bool:
-    client = shard.client
-    return bool(
-        client.exists(kind.hash_key(entry))
-        or client.zscore(kind.index, entry) is not None
-        or client.zscore(kind.quarantine, entry) is not None
-    )
+    scores = [("ZSCORE", key, entry) for key in (kind.index, kind.quarantine)]
+    exists, *found = accepted(run_commands(shard.client, [("EXISTS", kind.hash_key(entry)), *scores]))
+    return bool(exists) or any(score is not None for score in found)
+
+
+def _listed(looked: LookBackDocument, rows: Sequence[Document], words: Sequence[Sequence[str]]) -> dict[str, Any]:
+    return {"rows": [row.as_json() for row in rows], "looked": looked.as_json(), "commands": _lines(words)}
 
 
 def _meant(asked: Mapping[str, str], name: str) -> tuple[bytes, ...] | None:
-    """The possible meanings of a part of the question; None if this part was not asked."""
+    """The possible meanings of a filter; None if it was not given."""
     return tuple(candidates(asked[name])) if asked.get(name) else None
 
 
 def _lines(commands: Iterable[Sequence[str]]) -> list[str]:
-    """The commands for a shell; a command that cannot be copied is left out."""
+    """The commands for a shell, without those that cannot be copied."""
     return list(dict.fromkeys(filter(None, (command_line(*words) for words in commands))))

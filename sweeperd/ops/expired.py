@@ -20,30 +20,29 @@ from sweeperd.text import is_meant, rfc3339, whole
 class Expiry:
     shard: str
     stream_id: bytes
-    #: From the end of the grace to the expiry; None if the event lacks the deadline or the grace.
+    #: From the end of the grace to the expiry; None if the event lacks deadline or grace.
     lag_ms: int | None
-    #: The origin of the shard, a part of event ids; and the fields of the event.
+    #: The origin of the shard, which is part of event ids.
     origin: bytes
     fields: Fields
 
     @functools.cached_property
     def body(self) -> dict[str, Any]:
-        """The body of the webhook. Made at the first use: most of the work, and a count needs no body."""
+        """The body of the webhook; built on demand, because it is most of the work and a count does not need it."""
         body: dict[str, Any] = json.loads(message(self.origin, self.fields).body)
         return body
 
     @property
     def order(self) -> StreamId:
-        """The key to sort by: time, and within one shard the order in the stream."""
+        """The sort key: by time, and within a shard in the order of the stream."""
         return StreamId.parse(self.stream_id)
 
 
 @dataclass(eq=False)
 class ExpiryReader:
     """
-    Reads the events of one shard with `since_ms` <= expired_at < `until_ms` (None: no end), of this tenant and kind
-    (None: all). An event that an operator had delivered again is no second expiry. Each `read` goes on after the last
-    event of the `read` before.
+    Reads the expiries of one shard from `since_ms` until before `until_ms` (None: no end), of this tenant and kind
+    (None: all), without replays. Each `read` continues after the previous one.
     """
 
     shard: Shard
@@ -56,35 +55,31 @@ class ExpiryReader:
         self._first = first_searched(self.since_ms)
 
     def read(self) -> Iterator[Expiry]:
-        """The events that have not been read yet, page by page. Raises redis.RedisError."""
+        """The expiries that were not read yet, page by page."""
         last = streams.LAST if self.until_ms is None else last_searched(self.shard, self.until_ms)
         for entry, fields in streams.read(self.shard, self.shard.keys.events, self._first, last):
             self._first = streams.after(entry)
-            if ONLY_FOR not in fields and is_expiry(fields) and self._asked_for(fields):
-                written = whole(fields.get(b"expired_at", b""))
-                expired_at_ms = streams.milliseconds(entry) if written is None else written
-                if expired_at_ms >= self.since_ms and (self.until_ms is None or expired_at_ms < self.until_ms):
-                    yield self._expiry(entry, fields, expired_at_ms)
+            if ONLY_FOR in fields or not is_expiry(fields) or not self._is_wanted(fields):
+                continue
+            expired_at, deadline, grace = (
+                whole(fields.get(name, b"")) for name in (b"expired_at", b"expires_at", b"grace_ms")
+            )
+            at = streams.milliseconds(entry) if expired_at is None else expired_at
+            if at >= self.since_ms and (self.until_ms is None or at < self.until_ms):
+                lag = None if deadline is None or grace is None else at - deadline - grace
+                yield Expiry(self.shard.name, entry, lag, self.shard.origin, fields)
 
-    def _asked_for(self, fields: dict[bytes, bytes]) -> bool:
+    def _is_wanted(self, fields: dict[bytes, bytes]) -> bool:
         of_tenant = self.tenant is None or is_meant(self.tenant, fields.get(b"tenant", b""))
         return of_tenant and self.kind in (None, kind_of_event(fields))
 
-    def _expiry(self, entry: bytes, fields: dict[bytes, bytes], expired_at_ms: int) -> Expiry:
-        deadline, grace = whole(fields.get(b"expires_at", b"")), whole(fields.get(b"grace_ms", b""))
-        lag = None if deadline is None or grace is None else expired_at_ms - deadline - grace
-        return Expiry(self.shard.name, entry, lag, self.shard.origin, fields)
-
 
 def retention_gap(shard: Shard, since_ms: int) -> str:
-    """
-    Why events from `since_ms` on may be missing from the stream; empty if none is missing. Without this an operator
-    would read a gap as a time without expiries. Raises redis.RedisError.
-    """
+    """Why expiries after `since_ms` may be missing from the stream, as if there had been none; or empty."""
     info = streams.info(shard.client, shard.keys.events)
     if info is None:
         return "there is no event stream: nothing has expired here yet, or the stream was deleted"
-    # Redis 6.2 does not count the entries that were added.
+    # Redis 6.2 does not count added entries.
     if info.get("entries-added") == info["length"] and info["length"]:
         return ""
     first = info["first-entry"]

@@ -1,4 +1,4 @@
-"""Answers from the status of all shards whether sweeping, delivery and quarantine are healthy."""
+"""Judges from the status of all shards whether the sweep keeps up, events arrive, and entries need attention."""
 
 import enum
 from collections.abc import Callable, Iterator, Sequence
@@ -10,47 +10,45 @@ from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.status import ShardStatus
 from sweeperd.text import span
 
-#: If the last answer of a shard is older, seconds, the shard does not answer. Without a viewer the shard is read every
-#: 15 s.
+#: A status that is older is stale, seconds. Without a viewer a shard is read every 15 s.
 STALE = 30.0
-#: How long an entry may be overdue, or an event may wait, before the level is `watch`, and before it is `bad`, seconds.
-#: The alert rules have the same limits for `bad`.
+#: From how many seconds on an overdue entry or a pending event is worth watching, or bad. The alert rules use the same
+#: limits for `bad`.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
 PENDING_WATCH, PENDING_BAD = 60.0, 900.0
 #: The finding about a shard whose Redis cannot be read.
 UNKNOWN = "not known"
-#: How many details an answer has at most.
+#: Up to how many details an answer has.
 DETAILS = 5
 
 
 class HealthLevel(enum.StrEnum):
-    """From good to bad."""
-
     GOOD = "good"
     WATCH = "watch"
     BAD = "bad"
 
 
-class EndpointLook(NamedTuple):
+class StateStyle(NamedTuple):
+    """How commands and page show a state. `level`: None if it is neither good nor bad."""
+
     label: str
-    #: None: neither good nor bad.
     level: HealthLevel | None
 
 
-#: `EndpointDocument.state` -> how it is shown, by the commands and by the page.
+#: By `EndpointDocument.state`.
 ENDPOINT_STATES = {
-    "delivering": EndpointLook("delivering", HealthLevel.GOOD),
-    "muted": EndpointLook("muted", HealthLevel.WATCH),
-    "open": EndpointLook("circuit open", HealthLevel.BAD),
-    "paused": EndpointLook("paused", HealthLevel.BAD),
-    "group": EndpointLook("read by another program", None),
-    "unknown": EndpointLook("not in the configuration", None),
+    "delivering": StateStyle("delivering", HealthLevel.GOOD),
+    "muted": StateStyle("muted", HealthLevel.WATCH),
+    "open": StateStyle("circuit open", HealthLevel.BAD),
+    "paused": StateStyle("paused", HealthLevel.BAD),
+    "group": StateStyle("read by another program", None),
+    "unknown": StateStyle("not in the configuration", None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class ShardView:
-    """The last status of a shard that could be read, the age of this status, and why there is no newer status."""
+    """The last known status of a shard, its age, and why there is no newer one."""
 
     name: str
     address: str
@@ -71,32 +69,20 @@ _Finding = tuple[HealthLevel, str]
 
 
 def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
-    """The three answers. If there is only one shard, the answers do not name the shard."""
+    """The three answers, which name the shard if there are several."""
 
     def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
         prefix = "{}: " if len(views) > 1 else ""
         return [(level, prefix.format(view.name) + text) for view in views for level, text in findings_of(view)]
 
-    no_endpoints = not settings.consumers
+    yes = {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"}
+    no = {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes"}
+    sweeping = collected(lambda view: _sweep(settings, view))
+    all_delivered = "no event waits for long" if settings.consumers else "there are no endpoints"
     return (
-        _answer(
-            "Are we keeping up?",
-            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
-            collected(lambda view: _sweep(settings, view)),
-            "nothing is overdue for long",
-        ),
-        _answer(
-            "Does everyone get their events?",
-            {HealthLevel.GOOD: "Yes", HealthLevel.WATCH: "Not quite", HealthLevel.BAD: "No"},
-            collected(_deliveries),
-            "there are no endpoints" if no_endpoints else "no event waits for long",
-        ),
-        _answer(
-            "Is anything set aside?",
-            {HealthLevel.GOOD: "No", HealthLevel.WATCH: "Yes"},
-            collected(_set_aside),
-            "nothing waits for a person",
-        ),
+        _answer("Are we keeping up?", yes, sweeping, "nothing is overdue for long"),
+        _answer("Does everyone get their events?", yes, collected(_deliveries), all_delivered),
+        _answer("Is anything set aside?", no, collected(_quarantined), "nothing needs an operator"),
     )
 
 
@@ -136,8 +122,8 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
 
 
 def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[_Finding]:
-    """Reservations, if they are swept, and each kind: whether a sweep has ended lately."""
-    # A replica that dies is replaced after the lease's TTL and an interval; a drain may take its whole time budget.
+    """Whether the last sweep of reservations, if they are swept, and of each kind is recent."""
+    # A dead replica is replaced after the lease's TTL and an interval; a drain may use up its time budget.
     sweep = settings.sweep
     late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
     ticks = [("", status.tick, status.sweeping)] if settings.reservations.enabled else []
@@ -151,17 +137,14 @@ def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator
 
 def _deliveries(view: ShardView) -> Iterator[_Finding]:
     if view.status is None or view.error or view.age_seconds > STALE:
-        # If Redis cannot be read, no event is delivered either.
+        # Without Redis nothing is delivered either.
         if view.status is None or view.status.endpoints:
             yield HealthLevel.WATCH, UNKNOWN
         return
     if "delivers" in view.status.processes.missing:
         waits = any(endpoint.configured and endpoint.state != "group" for endpoint in view.status.endpoints)
         yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
-    for endpoint in view.status.endpoints:
-        finding = _delivery(endpoint)
-        if finding is not None:
-            yield finding
+    yield from filter(None, map(_delivery, view.status.endpoints))
 
 
 def _delivery(endpoint: EndpointDocument) -> _Finding | None:
@@ -186,7 +169,7 @@ def _delivery(endpoint: EndpointDocument) -> _Finding | None:
     return None
 
 
-def _set_aside(view: ShardView) -> Iterator[_Finding]:
+def _quarantined(view: ShardView) -> Iterator[_Finding]:
     if view.status is None:
         yield HealthLevel.WATCH, UNKNOWN
         return

@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.status import ShardStatus
 
-#: Between two samples, and how long a sample is kept, seconds.
-SAMPLE_EVERY, REMEMBERED = 15.0, 3600.0
-#: After a request for the status, every call of `update` reads Redis for so long, seconds.
-WATCHED_FOR = 15.0
+#: Seconds between two samples, for which a sample is kept, and for which each `update` reads Redis after a request.
+SAMPLE_EVERY, REMEMBERED, WATCHED_FOR = 15.0, 3600.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class StatusSample:
 
 class StatusHistory:
     """
-    One thread calls `update`; requests call `view` and `samples`, and never wait for Redis. `read` may take long, and
-    does not raise if Redis is not available; `read` is called every SAMPLE_EVERY, and at each `update` after a request.
+    Keeps the status of a shard, so that requests never wait for Redis: one thread calls `update`, requests call `view`
+    and `samples`. `read` may take long, and does not raise if Redis is down.
     """
 
     def __init__(
@@ -51,14 +49,14 @@ class StatusHistory:
         self._asked_at: float | None = None
 
     def adopt(self, before: "StatusHistory") -> None:
-        """Take over the samples and the status of another history of the same shard."""
+        """Takes over samples and status of the same shard, after a reload."""
         with before._lock:
             samples, status, read_at, error = before._samples.copy(), before._status, before._read_at, before._error
         with self._lock:
             self._samples, self._status, self._read_at, self._error = samples, status, read_at, error
 
     def update(self) -> None:
-        """To be called every few seconds."""
+        """Call this every few seconds. Reads Redis every SAMPLE_EVERY, and each time for a while after a request."""
         now = self._clock()
         with self._lock:
             watched = self._asked_at is not None and now - self._asked_at < WATCHED_FOR
@@ -74,14 +72,14 @@ class StatusHistory:
                 self._samples.append(_sample(now, status))
 
     def view(self) -> ShardView:
-        """The last status that was read. A call counts as a request: Redis is read more often from now on."""
+        """The last status, for a request."""
         with self._lock:
             self._asked_at = now = self._clock()
             age = now - self._read_at if self._status else 0.0
             return ShardView(self._name, self._address, self._status, age, self._error)
 
     def samples(self) -> list[StatusSample]:
-        """The last hour, the oldest sample first, the status of now last."""
+        """The last hour, oldest sample first, and the current status last."""
         now = self._clock()
         with self._lock:
             kept = [sample for sample in self._samples if now - sample.at <= REMEMBERED]

@@ -1,4 +1,4 @@
-"""The daemons that run on a shard, and the work of each daemon: sweep, deliver, or both."""
+"""Announces each daemon on its shards, so that all know which of sweeping and delivery nobody does."""
 
 import contextlib
 import secrets
@@ -16,18 +16,16 @@ from sweeperd.store.lease import process_name
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: How often a daemon announces itself, and after how long without an announcement it counts as dead, seconds.
-ANNOUNCE_EVERY, DEAD_AFTER = 10.0, 35.0
-#: After so long the announcement of a dead daemon is removed, seconds.
-REMOVED_AFTER = 3600
+#: Seconds between two announcements; after which a silent daemon counts as dead; after which its note is removed.
+ANNOUNCE_EVERY, DEAD_AFTER, REMOVED_AFTER = 10.0, 35.0, 3600
 
 
 class ProcessNote(Note):
-    """The announcement of a daemon: one field of `sweeperd:processes`, JSON."""
+    """The announcement of a daemon: a field of `sweeperd:processes`, JSON."""
 
     #: Host, process id and a random part.
     process: str = ""
-    #: When the announcement was written, ms on Redis's clock.
+    #: ms on Redis's clock.
     at: int = 0
     sweeps: bool = False
     delivers: bool = False
@@ -35,38 +33,34 @@ class ProcessNote(Note):
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The daemons that live."""
+    """The daemons that are alive."""
 
     #: None if the user may not read the announcements.
     living: tuple[ProcessNote, ...] | None = None
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The work that no daemon does: `sweeps`, `delivers`."""
+        """The duties that no daemon has, of `sweeps` and `delivers`."""
         if self.living is None:
             return ()
-        done = {
-            "sweeps": any(note.sweeps for note in self.living),
-            "delivers": any(note.delivers for note in self.living),
-        }
-        return tuple(duty for duty in done if not done[duty])
+        return tuple(duty for duty in ("sweeps", "delivers") if not any(getattr(note, duty) for note in self.living))
 
 
 def read_processes(shard: Shard, now: int) -> Processes:
-    """`now`: ms on Redis's clock. Raises redis.RedisError."""
+    """`now`: ms on Redis's clock."""
     try:
         notes = _notes(shard).values()
     except redis.RedisError as error:
         if not is_refused(error):
             raise
         return Processes()
-    # A note from the future is of a time before the clock was set back: a living daemon writes the next note soon.
+    # A note from the future is older than a change of the clock: a living daemon soon writes the next one.
     living = (note for note in notes if abs(now - note.at) < 1000 * DEAD_AFTER)
     return Processes(tuple(sorted(living, key=lambda note: note.process)))
 
 
 def _notes(shard: Shard) -> dict[bytes, ProcessNote]:
-    """By field. A note that cannot be read was written at 0, so the daemon counts as dead."""
+    """By field. An unreadable note is dated 0, so its daemon counts as dead."""
     fields = cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.processes))
     return {field: ProcessNote.parse(value) or ProcessNote() for field, value in fields.items()}
 
@@ -77,15 +71,15 @@ class ProcessAnnouncer:
     def __init__(self, shard: Shard, *, sweeps: bool, delivers: bool) -> None:
         self._shard = shard
         self._set_field = Script("delivery/set_field")
-        # A daemon that takes over after a reload is of the same process.
+        # After a reload, two daemons of one process overlap.
         self._field = f"{process_name()}-{secrets.token_hex(4)}"
         self._note = ProcessNote(process=process_name(), sweeps=sweeps, delivers=delivers)
         self._next = 0.0
-        #: The work that no daemon did at the last announcement.
+        #: The duties that no daemon had at the last announcement.
         self.missing: tuple[str, ...] = ()
 
     def update(self) -> None:
-        """To be called every few seconds. If Redis refuses the commands, the next call tries again."""
+        """Call this every few seconds. If Redis refuses the commands, the next call tries again."""
         if time.monotonic() < self._next:
             return
         with contextlib.suppress(RedisUnavailable, redis.RedisError):

@@ -1,4 +1,4 @@
-"""The quarantine of a kind: list entries, put entries back, dismiss entries, adopt entries of another sweeper."""
+"""Lists the quarantine of a kind, and releases entries from it or takes them in."""
 
 import math
 import re
@@ -21,10 +21,8 @@ from sweeperd.sweep.index import IndexEntry, Position, read_page
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.text import decode, moment_ms
 
-#: How many entries of each quarantine are counted by reason, the newest first, and how many of a reason are named.
-COUNTED, NEWEST = 1000, 3
-#: How many quarantined entries are read in one round trip.
-SLICE = 250
+#: How many of the newest entries are counted by reason, how many of a reason are named, and how many are read at once.
+COUNTED, NEWEST, SLICE = 1000, 3, 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,28 +53,28 @@ def count_reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
     ]
 
 
-#: A greater score is no moment; see `moment_ms`.
+#: A greater score is not a time; see `moment_ms`.
 LAST_MOMENT = 2**53
-#: How a list goes on: a score, and how many entries of this score were listed.
+#: Where a list continues: a score, and how many entries with this score were listed.
 _PLACE = re.compile(r"-?(inf|\d{1,20}(\.\d{1,20})?(e\+?\d{1,3})?):\d{1,9}", re.ASCII)
-#: The most entries that `newest` reads in one call.
+#: Up to how many entries `newest` reads in one call.
 READ = 2_000
-#: The problem of an entry that is no longer on the list.
+#: The problem of an entry that is no longer in the quarantine.
 NOT_THERE = "not_quarantined"
 
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """One entry of the quarantine. If the hash lacks a field, the value is empty."""
+    """An entry of the quarantine. A field that the hash lacks is empty."""
 
     id: bytes
-    #: When the entry was set aside, ms on Redis's clock.
+    #: ms on Redis's clock.
     at_ms: int
-    #: Empty if the hash is gone, or has no mark any more.
+    #: Empty if the hash was removed or unmarked.
     reason: str
     tenant: bytes = b""
     state: bytes = b""
-    #: The amount that the reservation holds in each scope, and the unit.
+    #: What the reservation holds in each scope.
     amount: bytes = b""
     unit: bytes = b""
 
@@ -84,8 +82,8 @@ class SetAside:
 @dataclass(frozen=True, slots=True)
 class QuarantineFilter:
     """
-    Selects entries: these ids; or all entries with this reason and one of these tenants (None: any) that were set aside
-    up to the moment `until_ms` of Redis's clock (None: up to `Quarantine.last_ms`).
+    Selects entries by id, or those with this reason and one of these tenants (None: any) that were quarantined up to
+    `until_ms` on Redis's clock (None: up to `Quarantine.last_ms`).
     """
 
     ids: tuple[bytes, ...] | None = None
@@ -94,23 +92,21 @@ class QuarantineFilter:
     until_ms: float | None = None
 
     def takes(self, entry: SetAside) -> bool:
-        """Whether reason and tenant of an entry match."""
         return self.reason in (None, entry.reason) and (self.tenants is None or entry.tenant in self.tenants)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineChange:
-    """The result for one entry. `problem`: why the entry stays in quarantine; empty if the entry was changed."""
+    """The result for one entry. `problem`: why it stays in quarantine; empty if it was changed."""
 
     entry: SetAside
     problem: str = ""
 
 
 class Quarantine:
-    """The quarantine of one kind on one shard. Every method raises redis.RedisError."""
+    """The quarantine of one kind on one shard. `batch`: how many entries are read or changed in one round trip."""
 
     def __init__(self, shard: Shard, kind: Kind, batch: int) -> None:
-        """`batch`: how many entries are read, or commands are sent, in one round trip."""
         self._shard = shard
         self._kind = kind
         self._length = batch
@@ -119,26 +115,25 @@ class Quarantine:
         self._dismiss = Script("ops/dismiss")
 
     def size(self, until_ms: float = math.inf) -> int:
-        """How many entries were set aside up to this moment of Redis's clock."""
+        """How many entries were quarantined up to this moment of Redis's clock."""
         return int(self._shard.client.zcount(self._kind.quarantine, "-inf", until_ms))
 
     def last_ms(self) -> float:
-        """Now on Redis's clock; or when the newest entry was set aside, if the clock was set back since then."""
+        """Now on Redis's clock, or the time of the newest entry if the clock was set back."""
         newest: Any = self._shard.client.zrange(
             self._kind.quarantine, LAST_MOMENT, "-inf", desc=True, byscore=True, offset=0, num=1, withscores=True
         )
         return float(max([self._shard.read_clock(), *(at for _, at in newest)]))
 
     def find(self, wanted: QuarantineFilter) -> Iterator[SetAside]:
-        """The selected entries, the oldest first, read page by page. An id that is not in quarantine is left out."""
+        """The selected entries, oldest first, read page by page."""
         for page in self._pages(wanted, lambda _: True):
             yield from page
 
     def newest(self, wanted: QuarantineFilter, most: int, before: str = "") -> tuple[list[SetAside], str]:
         """
-        The newest entries with the wanted reason and tenant, at most `most`, the newest first; and the text with which
-        a call goes on after these, as `before`; empty if there are no more. At most READ entries are read. Raises
-        ValueError if `before` is no such text.
+        Up to `most` of the newest entries with the wanted reason and tenant, newest first, and the `before` that
+        continues the list; empty at its end. Reads up to READ entries. Raises ValueError if `before` is invalid.
         """
         greatest, _, skipped = before.partition(":")
         if before and not _PLACE.fullmatch(before):
@@ -163,13 +158,13 @@ class Quarantine:
 
     def requeue(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
         """
-        Put entries back into the index, page by page: the entries that were in quarantine at the beginning. If a sweep
-        would set an entry aside again, the entry is not repaired yet, and stays in quarantine.
+        Puts entries that are in quarantine now back into the index, page by page. An entry that a sweep would
+        quarantine again stays.
         """
         return self._changed(wanted, self._requeue_page)
 
     def dismiss(self, wanted: QuarantineFilter) -> Iterator[list[QuarantineChange]]:
-        """Remove entries from the quarantine, page by page. The hash gets `dismissed_at`; state and budgets stay."""
+        """Removes entries from the quarantine, page by page. Their hashes get `dismissed_at`; budgets do not change."""
         return self._changed(wanted, self._dismiss_page)
 
     def _changed(
@@ -195,7 +190,7 @@ class Quarantine:
         replies = self._requeue.run_many(self._shard.client, list(calls.values()))
         for id_, reply in zip(calls, replies, strict=True):
             if id_ in again:
-                continue  # if the note is refused (Redis is full), the list keeps the old reason
+                continue  # a full Redis refuses the new reason, and the old one stays
             if isinstance(reply, Exception):
                 if is_server_trouble(reply):
                     raise reply
@@ -205,7 +200,7 @@ class Quarantine:
         return [QuarantineChange(entry, problems.get(entry.id, "")) for entry in page]
 
     def _requeue_call(self, entry: SetAside, again: Decision | None) -> Call | None:
-        """The call of requeue.lua. None if the entry is set aside again, and the list has the right reason."""
+        """The call of requeue.lua. None if the entry stays, and its reason is up to date."""
         args: list[bytes | str] = [entry.id, self._kind.deadline]
         if again:
             if again.outcome is Outcome.ERROR or again.detail == entry.reason:
@@ -215,7 +210,7 @@ class Quarantine:
         return Call([self._kind.hash_key(entry.id), self._kind.index, self._kind.quarantine], args)
 
     def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:
-        """The decisions about the entries that the sweep would set aside again."""
+        """The decisions about the entries that a sweep would quarantine again."""
         return {
             explanation.decision.id: explanation.decision
             for explanation in explain(self._shard, self._kind, ids, self._length)
@@ -224,8 +219,8 @@ class Quarantine:
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """
-        The selected entries that are in quarantine now, page by page, without entries that are set aside later. `stays`
-        is asked about each entry of a page when the next page is read.
+        The selected entries that are in quarantine now, page by page. `stays` says, when the next page is read, whether
+        an entry of the last page is still there.
         """
         if wanted.ids is not None:
             yield from map(self._named, batches(wanted.ids, self._length))
@@ -269,10 +264,7 @@ def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) ->
 
 
 def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
-    """
-    The ids of all reservations that another sweeper set aside; an id may come twice. Raises RedisUnavailable,
-    redis.RedisError.
-    """
+    """The ids of all reservations that another sweeper quarantined. May repeat an id."""
     mark = Fault.FOREIGN_QUARANTINE.value.encode()
     with Reservations(shard, settings) as subject:
         for _, ids in subject.hashes():
@@ -280,10 +272,7 @@ def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
 
 
 def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
-    """
-    Take these reservations into the quarantine. False for a reservation without a mark of another sweeper. Raises
-    redis.RedisError.
-    """
+    """Takes these reservations into the quarantine. False for those that no other sweeper has marked."""
     keys = shard.keys
     calls = [Call([keys.reservation(each), keys.reservation_index, keys.quarantine], [each]) for each in ids]
     return [reply == b"adopted" for reply in accepted(Script("ops/adopt").run_many(shard.client, calls))]

@@ -30,18 +30,18 @@ from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import decode, whole
 
-#: The most entries of streams that one search reads, and how many of these may be recorded attempts.
+#: Up to how many stream entries a search reads, and how many of them may be recorded attempts.
 SEARCH, ATTEMPTS = 20_000, 10_000
-#: How many entries are read in one round trip, so that other clients of Redis wait for less than a millisecond.
+#: Entries read in one round trip, so that other clients wait for less than a millisecond.
 PAGE = 250
-#: How many events of a batch are named.
+#: Up to how many events of a batch are listed.
 MEMBERS = 1000
-#: The ids by which receivers know events and batches, and the id of an entry of a stream.
+#: The ids by which receivers know events and batches, and stream ids.
 _WEBHOOK_ID, _STREAM_ID = re.compile("(evt|batch)_[0-9a-f]{32}"), re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
 
 class LookBackDocument(Document):
-    """How far a search of a stream went back. `before`: how the next list goes on; empty if there is no more."""
+    """How far back a search went. `before` continues the list; empty at its end."""
 
     read: Count = Field(description="Entries that were read.")
     back_to: Moment | None
@@ -50,7 +50,7 @@ class LookBackDocument(Document):
 
     @classmethod
     def of(cls, read: int = 0, oldest: bytes | None = None, *, complete: bool = True) -> "LookBackDocument":
-        """`oldest`: the id of the last entry that was read. `complete`: the stream has no older entry."""
+        """`oldest`: the last id that was read. `complete`: the stream has no older entry."""
         back_to = None if oldest is None else streams.milliseconds(oldest)
         before = "" if complete or oldest is None else decode(oldest)
         return cls(read=read, back_to=back_to, complete=complete, before=before)
@@ -63,8 +63,8 @@ class MemberDocument(Document):
     stream_id: Text
     event_id: str
     event_type: str
-    kind: str | None = Field(description="Of the entry that has expired; null: the event is about something else.")
-    id: Text = Field(description="What has expired; empty if nothing has.")
+    kind: str | None = Field(description="The kind of the expired entry; null for other events.")
+    id: Text = Field(description="What has expired; empty for other events.")
     tenant: Text
     at: Moment
 
@@ -91,12 +91,12 @@ class BatchDocument(Document):
     webhook_id: str
     endpoint: str
     count: Count = Field(description="How many events the request had.")
-    events: list[MemberDocument] = Field(description="What the event stream still has of them.")
+    events: list[MemberDocument] = Field(description="Those that the event stream still has.")
     exact: bool = Field(
-        description="Whether events are those of the request. False: those that the endpoint asks for, between its "
+        description="Whether events are those of the request. If false, they are what the endpoint wants between its "
         "first and its last event."
     )
-    attempts: list[AttemptDocument] = Field(description="The newest first.")
+    attempts: list[AttemptDocument] = Field(description="Newest first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +104,21 @@ class EventMatches:
     """What one shard knows of a webhook id."""
 
     entries: tuple[Inspection, ...]
-    #: Events that are of no entry, or of a kind that is not configured.
+    #: Operational events, and events of a kind that is not configured.
     events: tuple[EventDocument, ...]
     batches: tuple[BatchDocument, ...]
     looked: LookBackDocument
 
 
 def is_event_id(text: str) -> bool:
-    """Whether the text has the form of an id of an event, a batch or a stream entry."""
+    """Whether the text looks like the id of an event, a batch or a stream entry."""
     return bool(_WEBHOOK_ID.fullmatch(text) or _STREAM_ID.fullmatch(text))
 
 
 def find_by_event_id(settings: Settings, shard: Shard, text: str) -> EventMatches:
     """
-    Find the event or the batch with this webhook id, or the event with this stream id: by the recorded attempts, and an
-    event also in the stream. At most SEARCH entries are read. Raises redis.RedisError.
+    Finds an event or a batch by webhook id, or an event by stream id: in the recorded attempts, and an event also in
+    the stream. Reads up to SEARCH entries.
     """
     looked, batches = LookBackDocument.of(), tuple[BatchDocument, ...]()
     if _WEBHOOK_ID.fullmatch(text):
@@ -145,8 +145,8 @@ def search(
     shard: Shard, key: bytes, wanted: Callable[[Fields], bool], most: int, limit: int = SEARCH, before: str = ""
 ) -> tuple[list[StreamRow], LookBackDocument]:
     """
-    The newest entries of a stream that are `wanted`, at most `most`, the newest first; `before`: only older entries
-    than this stream id. At most `limit` entries are read. Raises redis.RedisError.
+    Up to `most` of the newest entries of a stream that are `wanted`, newest first, and older than the stream id
+    `before` if there is one. Reads up to `limit` entries.
     """
     found, read, oldest = list[StreamRow](), 0, None
     last = streams.after(before.encode()) if before else streams.LAST
@@ -163,7 +163,7 @@ def search(
 def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[BatchDocument, ...], int]:
     """
     What the recorded attempts know of a webhook id: the event, if it was sent first or alone, or the batch at each
-    endpoint that got the batch; and how many attempts were read.
+    endpoint; and how many attempts were read.
     """
     recorded, read = attempts_as(shard, [endpoint.name for endpoint in settings.consumers], text, ATTEMPTS)
     if text.startswith("batch_"):
@@ -194,24 +194,23 @@ def _at_endpoints(
 
 
 class LooseEvent(EventDocument):
-    """An event that is of no entry: about the sweep or about deliveries, or of a kind that is not configured."""
+    """An operational event, or an event of a kind that is not configured."""
 
     shard: str
 
 
 class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
-    """One entry, on each shard that knows it; or the event or the batch of this id, if no shard knows an entry."""
+    """An entry, on each shard that knows it; otherwise the event or the batch with this id."""
 
     shards: list[InspectionDocument]
-    events: list[LooseEvent] = Field(description="Events of this id that are of no entry.")
-    batches: list[BatchDocument] = Field(description="Requests of this webhook id.")
+    events: list[LooseEvent] = Field(description="Events with this id that belong to no entry.")
+    batches: list[BatchDocument] = Field(description="Requests with this webhook id.")
     down: Down
 
     @classmethod
     def of(
         cls, entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]], down: Any
     ) -> "ShowDocument":
-        """`down`: the shards that could not be read."""
         events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
         batches = [batch for _, known in sent for batch in known.batches]
         return cls(
@@ -225,5 +224,5 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
 def all_inspections(
     entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
 ) -> list[tuple[Shard, Inspection]]:
-    """All that a ShowDocument shows, in order."""
+    """The inspections of a ShowDocument, in order."""
     return [*entries, *((shard, each) for shard, known in sent for each in known.entries)]

@@ -27,15 +27,13 @@ from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import kind_of_event
 from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
 
-#: One script writes `expired_at` and adds the event, so the id of the event is in this range around `expired_at`, ms.
+#: One script writes `expired_at` and the event, so the event's id lies within these ms of `expired_at`.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
-#: The most entries of a stream that are read in search of an event.
-SEARCH = 20_000
-#: How many scopes' budgets are shown.
-SCOPES = 100
+#: Up to how many entries of a stream are searched for an event, and of how many scopes the budget is shown.
+SEARCH, SCOPES = 20_000, 100
 _WHY = {
     Outcome.IN_GRACE: "the deadline has passed, its grace has not: a late commit is still accepted",
-    Outcome.NOT_DUE: "its deadline is yet to come; the index would be set to it",
+    Outcome.NOT_DUE: "its deadline is in the future; the index would be set to it",
 }
 Fields = dict[bytes, bytes]
 
@@ -43,34 +41,33 @@ Fields = dict[bytes, bytes]
 class Fate(enum.StrEnum):
     """The state of an event at one endpoint."""
 
-    #: Taken and not acknowledged: a process has the event in hand, or the event waits for the next attempt.
+    #: In flight, or waiting for the next attempt.
     PENDING = "pending"
     NOT_TAKEN = "not taken yet"
     DEAD_LETTER = "dead letter"
-    #: The answer was 2xx, or the event was not asked for, or the endpoint is younger than the event.
+    #: Delivered, or the endpoint is younger than the event.
     ACKNOWLEDGED = "acknowledged"
-    #: The endpoint's `tenants`, `events` or `scopes` exclude the event.
+    #: Excluded by the endpoint's `tenants`, `events` or `scopes`.
     NOT_ASKED_FOR = "not asked for"
-    #: The endpoint is in the configuration, but no daemon with this configuration has run yet.
+    #: Configured, but no daemon has run with this configuration yet.
     NO_GROUP = "no group yet"
 
 
 @dataclass(frozen=True, slots=True)
 class EventDelivery:
     endpoint: str
-    fate: Annotated[Fate, WithJsonSchema({"type": "string"}), Field(description="What has become of it there.")]
-    #: How many times the event was handed over.
+    fate: Annotated[Fate, WithJsonSchema({"type": "string"}), Field(description="Its state at this endpoint.")]
     hand_overs: Count = 0
-    #: The process that has the event in hand; empty if the event waits for the next hand-over.
+    #: The process that delivers the event; empty if it waits for the next hand-over.
     owner: str = ""
-    #: Time since the last hand-over, seconds.
+    #: Since the last hand-over.
     idle_seconds: Seconds = 0.0
-    #: Why the event became a dead letter.
+    #: Why it became a dead letter.
     reason: str = ""
 
 
 class AttemptDocument(Document):
-    """A recorded attempt to deliver."""
+    """A recorded delivery attempt."""
 
     # A field without an alias is read from the attempt inside the RecordedAttempt.
     model_config = ConfigDict(
@@ -91,12 +88,12 @@ class AttemptDocument(Document):
         validation_alias=AliasPath("attempt", "reservation"),
         description="What has expired; of the first event. Bytes that are not UTF-8 are escaped.",
     )
-    webhook_id: str = Field(description="Of the request: of a batch not the id of an event.")
+    webhook_id: str = Field(description="Of the request; a batch has its own id.")
     first_stream_id: Text = Field(validation_alias=AliasPath("attempt", "first"))
     last_stream_id: Text = Field(validation_alias=AliasPath("attempt", "last"))
     replica: str = Field(description="Host, process id and a random part of the daemon.")
     answer: Annotated[str, WithJsonSchema({"type": "string", "maxLength": 256})] = Field(
-        description="The beginning of the response's body; secrets are hidden."
+        description="The beginning of the response's body, with secrets masked."
     )
 
 
@@ -106,8 +103,7 @@ class EventDocument(Document):
     fields: dict[Text, Text]
     deliveries: list[EventDelivery]
     attempts: list[AttemptDocument] = Field(
-        description="The recorded attempts to deliver it, the newest first. A batch is among them if the event lies "
-        "between its first and its last."
+        description="The recorded delivery attempts, newest first, including batches that span it."
     )
 
 
@@ -119,45 +115,43 @@ class Inspection:
     key: bytes
     #: When the entry was read, ms on Redis's clock.
     now_ms: int
-    #: The Redis type of the key: `hash`, `none`, or a wrong type.
+    #: The Redis type of the key: `hash`, `none`, or a wrong one.
     type: str
     fields: Fields
-    #: How long the hash has left, ms; None if the hash stays.
+    #: The TTL of the hash; None if it has none.
     ttl_ms: int | None
-    #: In the index, ms; None if the index lacks the entry.
+    #: In the index, ms; None if it is not there.
     score: float | None
-    #: In the quarantine, ms; None if the entry is not set aside.
+    #: In the quarantine, ms; None if it is not there.
     quarantined_at: float | None
-    #: Scope -> budget, in the order of the reservation's scopes; None if there is no such budget.
+    #: By scope, in order; None if there is no such budget.
     budgets: dict[bytes, Fields | str | None]
-    #: None if the entry has not expired, or if the event is no longer in the stream.
+    #: None if the entry has not expired, or if the event was trimmed.
     event: EventDocument | None
-    #: The decision of a sweep now.
+    #: What a sweep would decide now.
     explanation: Explanation
 
     @property
     def why(self) -> str:
-        """The reason of the decision, for people."""
+        """The reason of the decision, for operators."""
         decision = self.explanation.decision
         if decision.outcome is Outcome.EXPIRED:
             lacking = (
                 f"; there is no {self.kind.labels.lacking} {', '.join(decision.missing)}" if decision.missing else ""
             )
             if any(self.kind.protected in write for write in self.explanation.writes):
-                return f"deadline and grace have passed, and `unless` protects it no longer{lacking}"
+                return f"deadline and grace have passed, and `unless` no longer protects it{lacking}"
             return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
         if decision.outcome is Outcome.QUARANTINED:
             return f"{decision.detail}: {decision.why or self.kind.reasons.get(decision.detail, '')}"
         if decision.outcome is Outcome.HELD:
-            return f"no entry of the kind was seen alive yet, so it stays; {decision.why or 'it has no hash'}"
+            return f"no active entry of the kind was seen yet, so it stays; {decision.why or 'it has no hash'}"
         if decision.outcome is Outcome.SKIPPED:
-            return f"it is {decision.detail} already; the index entry would go"
+            return f"it is already {decision.detail}; the index entry would be removed"
         if decision.outcome is Outcome.NOT_FOUND:
-            return f"there is no such {self.kind.labels.entry}; the index entry would go"
+            return f"there is no such {self.kind.labels.entry}; the index entry would be removed"
         if decision.detail == PROTECTED:
-            return (
-                "deadline and grace have passed, and `unless` of its kind protects it; the index would be set to later"
-            )
+            return "deadline and grace have passed, but `unless` protects it; the index would be set to a later time"
         return _WHY.get(decision.outcome, decision.detail)
 
 
@@ -165,8 +159,7 @@ def inspect(
     settings: Settings, shard: Shard, kind: Kind, entry: bytes, row: StreamRow | None = None
 ) -> Inspection | None:
     """
-    Read all about an entry. `row`: the event to show, if not the event of the last expiry. None if there is no such
-    event, and the shard has neither hash, nor index entry, nor quarantine entry for this id. Raises redis.RedisError.
+    Inspects an entry; None if the shard does not know it. `row`: the event to show, instead of that of the last expiry.
     """
     now, key = shard.read_clock(), kind.hash_key(entry)
     places = (("ZSCORE", name, entry) for name in (kind.index, kind.quarantine))
@@ -193,7 +186,7 @@ def inspect(
 
 
 def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
-    """The first entry of each of these kinds with the id `text`, raw or as shown. Raises redis.RedisError."""
+    """The first entry of each of these kinds with the id `text`, raw or as displayed."""
     for name in names:
         kind = kinds_of(settings, shard)[name]
         inspections = (inspect(settings, shard, kind, entry) for entry in candidates(text))
@@ -217,7 +210,7 @@ def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fiel
 
 
 def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamRow | None:
-    """The event of the last expiry, by the time in the hash."""
+    """The event of the last expiry, found by the time in the hash."""
     expired_at = fields.get(b"expired_at", b"")
     if not expired_at.isdigit() or len(expired_at) > 16:
         return None
@@ -229,7 +222,7 @@ def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamR
 
 
 def read_event(settings: Settings, shard: Shard, row: StreamRow) -> EventDocument:
-    """The event of this row, with its deliveries. Raises redis.RedisError."""
+    """The event of this row, with its deliveries."""
     entry, fields = row
     deliveries = list(_deliveries(settings, shard, entry, fields))
     attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)
@@ -238,7 +231,7 @@ def read_event(settings: Settings, shard: Shard, row: StreamRow) -> EventDocumen
 
 
 def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) -> Iterator[StreamRow]:
-    """The entries of a stream from this time on, at most SEARCH."""
+    """Up to SEARCH entries of a stream from this time on."""
     return islice(streams.read(shard, key, b"%d" % first_ms, last), SEARCH)
 
 
@@ -277,7 +270,7 @@ def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
 
 
 def _groups(shard: Shard) -> dict[str, bytes]:
-    """The group of each endpoint, and the last event that the group was given."""
+    """Endpoint -> the last event that its group was given."""
     groups = streams.groups(shard.client, shard.keys.events)
     names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
     return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}
@@ -296,14 +289,14 @@ class InspectionDocument(Document):
     id: Text
     key: Text
     type: str = Field(description="The Redis type of the key; none if it does not exist.")
-    fields: dict[Text, Text] = Field(description="The hash as it stands.")
+    fields: dict[Text, Text] = Field(description="The hash as it is stored.")
     ttl_ms: int | None
     score: float | None = Field(
         description="The deadline in the index, ms: 0 to 2^53, also if the score is less, more, or infinite."
     )
     quarantined_at: Moment | None
     budgets: dict[Text, dict[Text, Text] | str | None] = Field(
-        description="Scope to the hash of its budget; a text if it is not readable; null if there is none."
+        description="The hash of each scope's budget; the type of the key if it is not a hash; null if there is none."
     )
     event: EventDocument | None
     sweep: VerdictDocument

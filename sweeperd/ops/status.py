@@ -1,8 +1,8 @@
 """
-The status of one shard: sweep, backlog, endpoints, quarantine, walks.
+Reads the status of a shard.
 
-All figures are read from Redis, so the status is about all replicas. Reading changes nothing, needs no more rights than
-a daemon has, and costs no more if the backlog grows.
+All figures come from Redis, so they are about all replicas. Reading changes nothing, needs the rights of a daemon only,
+and costs the same however large the backlog is.
 """
 
 from collections import Counter
@@ -42,7 +42,7 @@ ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """The quarantine by reason, and the last attempts of each endpoint: `status` lacks these, the page has them."""
+    """What only the status page shows: the quarantine by reason, and the last attempts of each endpoint."""
 
     reasons: tuple[ReasonCount, ...] = ()
     #: Endpoint -> the last attempts, the newest first.
@@ -50,24 +50,23 @@ class Details:
 
 
 def read_details(settings: Settings, shard: Shard) -> Details:
-    """Raises redis.RedisError."""
     reasons = [count for kind in kinds_of(settings, shard).values() for count in count_reasons(shard, kind)]
     names = [endpoint.name for endpoint in settings.webhooks.endpoints] if settings.events.attempts_kept else []
     attempts = {name: [each.attempt for each in read_attempts(shard, name, ATTEMPTS)] for name in names}
     return Details(tuple(sorted(reasons, key=lambda each: -each.count)), attempts)
 
 
-#: How many keys are visited in search of a key of sweeperd, and how many in one call.
+#: Up to how many keys are scanned for one of sweeperd, and how many in one call.
 VISITED, PAGE = 10_000, 1_000
 WARNING = "no reservation, budget or index entry here: right database and prefix?"
-#: How many due entries are explained; if there are more, a sample of this size, evenly spread.
+#: Up to how many due entries are explained; if there are more, an evenly spread sample.
 SAMPLE = 200
 
 
 def is_empty(shard: Shard, settings: Settings) -> bool:
     """
-    Whether there is neither an index entry nor an event, and no reservation or budget among the first VISITED keys.
-    False if the user may not run SCAN. Raises redis.RedisError.
+    Whether there is no index entry, no event, and no reservation or budget among the first VISITED keys. False if the
+    user may not run SCAN.
     """
     keys, client = shard.keys, shard.client
     indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
@@ -94,17 +93,16 @@ def is_empty(shard: Shard, settings: Settings) -> bool:
 class Due:
     """Entries whose deadline has passed, by the index."""
 
-    # The index does not say whether the grace has passed too, so expire.lua is asked about each entry, or about a
-    # sample if there are many.
     entries: Count = 0
-    #: Entries that a sweep would leave in the index, because a late commit is still accepted.
+    #: Entries that a sweep would leave in the index, because a late commit is still accepted. The index does not know
+    #: the grace, so expire.lua judges each entry, or a sample.
     in_grace: Count = 0
-    #: All other entries: a sweep would act on them now.
+    #: The other entries, on which a sweep would act now.
     overdue: Count = 0
-    exact: Annotated[bool, Field(description="Whether in_grace and overdue are counted, not estimated.")] = True
-    #: Since the deadline of the oldest entry, in grace or not, seconds.
+    exact: Annotated[bool, Field(description="False if in_grace and overdue are estimates.")] = True
+    #: Since the earliest deadline, seconds.
     oldest_seconds: Seconds = 0.0
-    #: Since the end of the grace of the oldest overdue entry in the sample, seconds.
+    #: Since the earliest end of a grace in the sample, seconds.
     oldest_overdue_seconds: Seconds = 0.0
 
 
@@ -124,7 +122,7 @@ class KindDocument(Document):
     quarantined: Count
     protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
     oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
-    proven: bool = Field(description="Whether an entry of the kind was seen alive under these settings.")
+    proven: bool = Field(description="Whether an active entry of the kind was seen under these settings.")
     held: Count = Field(description="Due entries that stay in the index because the kind is unproven.")
     held_because: str = Field(description="The likely cause; empty if nothing is held.")
     tick: LastSweep | None = Field(description="null before the first sweep.")
@@ -148,35 +146,28 @@ class KindAcceptDocument(CommandDocument, title="sweeperd kinds accept --json"):
 
 @dataclass(frozen=True, slots=True)
 class ShardStatus:
-    """One shard. If `error` is not empty, Redis did not answer, and all other fields mean nothing."""
+    """One shard, as in ShardDocument. If there is an `error`, Redis did not answer, and no other field counts."""
 
     name: str
-    #: The address of Redis, without credentials.
     address: str
     error: str = ""
     #: When the status was read, ms on Redis's clock.
     now_ms: int = 0
     due: Due = Due()
     quarantined: int = 0
-    #: The last tick; None before the first.
     tick: LastSweep | None = None
-    #: Host, process id and a random part of the process that sweeps now; empty if no process sweeps.
     sweeping: str = ""
-    #: The configured kinds. The fields about sweep and walk above and below are about reservations.
+    #: The configured kinds; the other fields about sweep and walk are about reservations.
     kinds: tuple[KindDocument, ...] = ()
     endpoints: tuple[EndpointDocument, ...] = ()
-    #: All dead letters. The dead letters of each endpoint are counted up to LETTERS, from the oldest on.
     dead_letters: int = 0
+    #: Whether there are no more than LETTERS, so that those of each endpoint are exact.
     dead_letters_counted: bool = True
-    #: How fast entries expire.
     rate: Rate = field(default_factory=Rate)
-    #: The last complete walk over all reservations; None before the first.
     last_walk: WalkDocument | None = None
-    #: The daemons that run on the shard.
     processes: Processes = field(default_factory=Processes)
-    #: Read only if asked for.
+    #: Read on request only.
     details: Details = field(default_factory=Details)
-    #: Whether there is no key of sweeperd: perhaps the database or the prefix is wrong.
     empty: bool = False
 
     @property
@@ -185,12 +176,10 @@ class ShardStatus:
 
     @property
     def tick_age_seconds(self) -> float | None:
-        """Since the last tick ended."""
         return None if self.tick is None else self.tick.age_seconds(self.now_ms)
 
     @property
     def empty_in_seconds(self) -> float | None:
-        """The time to expire the overdue entries at this rate, seconds; None if nothing expires."""
         return self.rate.seconds_for(self.due.overdue)
 
 
@@ -203,9 +192,8 @@ def read_status(
     memory: BacklogMemory | None = None,
 ) -> ShardStatus:
     """
-    Read one shard. If Redis cannot be worked with, the status has an error, and nothing is raised. `sample`: how many
-    due entries are explained at most. `detailed`: also the details for the status page. `memory`: the backlogs of
-    earlier calls.
+    Reads one shard; if that fails, the status has an error, and nothing is raised. `sample`: up to how many due entries
+    are explained. `detailed` adds the details for the status page. `memory`: the backlogs of earlier calls.
     """
     try:
         with shard.reaching():
@@ -216,7 +204,7 @@ def read_status(
 
 
 def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
-    """Read all shards at the same time, so that a shard that does not answer delays no other shard."""
+    """Reads all shards in parallel, so that one that does not answer delays no other."""
     with ThreadPoolExecutor(len(shards), thread_name_prefix="status") as pool:
         return list(pool.map(lambda shard: read_status(settings, shard), shards))
 
@@ -267,7 +255,7 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
         return Due()
     entries = spread(shard, kind.index, due, sample)
     if not entries:
-        return Due()  # all entries were swept meanwhile
+        return Due()  # swept meanwhile
     explanations = explain(shard, kind, [entry for entry, _ in entries], batch)
     in_grace, oldest_overdue = 0, 0.0
     for (_, score), explanation in zip(entries, explanations, strict=True):

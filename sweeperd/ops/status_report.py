@@ -22,10 +22,8 @@ from sweeperd.sweep.last_sweep import LastSweep
 
 #: The longest text that is shown, characters.
 TEXT = 200
-#: How many reasons of quarantine are listed.
-REASONS = 20
-#: How many endpoints that are not configured are listed: their names come from the dead letters.
-UNKNOWN = 10
+#: Up to how many reasons of quarantine, and endpoints that are not configured, are listed.
+REASONS, UNKNOWN = 20, 10
 
 
 class ProcessDocument(Document):
@@ -44,7 +42,7 @@ class UnreachableShard(Document):
 
 
 class ShardDocument(Document):
-    """A shard. What is said of no kind is about reservations."""
+    """A shard. Fields outside of `kinds` are about reservations."""
 
     shard: str = Field(validation_alias="name")
     address: str = Field(description="Where Redis is, without credentials.")
@@ -55,14 +53,14 @@ class ShardDocument(Document):
     tick: LastSweep | None = Field(description="null before the first sweep.")
     tick_age_seconds: Seconds | None
     rate: float | None = Field(
-        validation_alias=AliasPath("rate", "known"), description="Expiries a second; null if not known."
+        validation_alias=AliasPath("rate", "known"), description="Expiries per second; null if unknown."
     )
     rate_window_seconds: Seconds = Field(
         validation_alias=AliasPath("rate", "window_seconds"),
         description="The time over which the rate was measured.",
     )
     empty_in_seconds: Seconds | None = Field(
-        description="How long it takes at this rate to expire what is overdue now; null if nothing expires."
+        description="How long it takes at this rate to expire what is overdue; null if nothing expires."
     )
     last_walk: WalkDocument | None = Field(description="The last daily walk of reconcile.")
     empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
@@ -91,7 +89,7 @@ class StatusDocument(CommandDocument, title="sweeperd status --json"):
 def status_report(
     settings: Settings, shards: Sequence[tuple[ShardView, Sequence[StatusSample]]], now: float
 ) -> dict[str, Any]:
-    """The document of the page. `now`: monotonic, seconds, like the samples."""
+    """The document of the status page. `now`: monotonic, seconds, like the samples."""
     answers = summarize_health(settings, [view for view, _ in shards])
     return {
         "version": __version__,
@@ -108,7 +106,7 @@ def status_report(
 def _shard(
     settings: Settings, view: ShardView, samples: Sequence[StatusSample], now: float, options: Sequence[str]
 ) -> dict[str, Any]:
-    """`options`: the options of the commands to copy that name this shard."""
+    """`options` name this shard in the commands to copy."""
     return {
         "shard": view.name,
         "address": _text(view.address),
@@ -128,7 +126,7 @@ def _shard(
 def _status(
     settings: Settings, status: ShardStatus, samples: Sequence[StatusSample], options: Sequence[str]
 ) -> dict[str, Any]:
-    """The document of the shard, with the fields for the page alone."""
+    """The document of the shard, with fields that only the page needs."""
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
     unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
@@ -170,7 +168,7 @@ def _reason(reason: ReasonCount, options: Sequence[str]) -> dict[str, Any]:
 
 
 def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
-    """An attempt without the response, because a response may repeat what only the receiver should see."""
+    """An attempt without its response, which may repeat what only the receiver should see."""
     return {
         "seconds_ago": round(max(0, status.now_ms - attempt.at_ms) / 1000, 1),
         "event": _text(attempt.event_id),
@@ -185,16 +183,16 @@ def _attempt(status: ShardStatus, attempt: Attempt) -> dict[str, Any]:
 
 
 def _place(url: str) -> str:
-    """Scheme, host and port of the receiver: all other parts of a URL may hold credentials."""
+    """Scheme, host and port of the receiver; the other parts of a URL may hold credentials."""
     parts = urlsplit(url)
     if not parts.hostname:
-        return parts.scheme  # of the relay
+        return parts.scheme  # the relay
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return _text(f"{parts.scheme}://{host}" + (f":{parts.port}" if parts.port else ""))
 
 
 def _short(value: Any) -> Any:
-    """A JSON value with each text shortened by `_text`."""
+    """A JSON value with `_text` applied to each text."""
     if isinstance(value, dict):
         return {name: _short(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -203,6 +201,6 @@ def _short(value: Any) -> Any:
 
 
 def _text(value: str) -> str:
-    """The text, short, and without characters that hide other text or reverse the direction of writing."""
+    """Shortens the text and escapes characters that could hide or reverse other text."""
     short = value if len(value) <= TEXT else value[: TEXT - 1] + "…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)

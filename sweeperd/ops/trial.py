@@ -16,17 +16,16 @@ from sweeperd.outbox.masking import Masker
 from sweeperd.outbox.request import webhook_request
 from sweeperd.store.shard import Shard
 
-#: The type of a test event, by the Cycles protocol: no receiver takes such an event for an expiry.
+#: The type of a test event in the Cycles protocol, which no receiver mistakes for an expiry.
 TEST_TYPE = "system.webhook_test"
-#: How much of the body of a response is shown, characters.
+#: How many characters of the response's body are shown.
 BODY_SHOWN = 1024
 
 
 def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings, count: int = 1) -> "TrialDocument":
     """
-    Send `count` signed events of TEST_TYPE, each once, like the daemon: in batches if the endpoint takes batches, until
-    a request fails. Nothing in Redis changes; only the clock is read, for the time of the signature. Raises
-    redis.RedisError.
+    Sends `count` signed test events as the daemon would, in batches if the endpoint takes batches, until a request
+    fails. Redis is only read, for the clock.
     """
     from sweeperd.delivery.webhook import KEPT, WebhookClient  # noqa: PLC0415  only a test sends: requests is large
 
@@ -44,7 +43,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
         webhook.close()
     masker, outcome, sent = Masker(endpoint), exchange.outcome, exchange.request_headers
     body = exchange.response_body
-    answered = dict(exchange.response_headers)  # a value for each name: `items` would give each line by itself
+    answered = dict(exchange.response_headers)  # joins the lines of a header
     return TrialDocument(
         endpoint=endpoint.name,
         delivered=outcome.delivered,
@@ -88,7 +87,7 @@ def _test_message(shard: str, endpoint: EndpointSettings, now_ms: int) -> Messag
 
 
 def shown_url(endpoint: EndpointSettings) -> str:
-    """The URL without user, password, query and fragment, because these may be credentials; a query shows as `?…`."""
+    """The URL without user, password, query and fragment, which may be credentials; a query shows as `?…`."""
     url = urlsplit(endpoint.url.get_secret_value())
     return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}{'?…' if url.query else ''}"
 
@@ -107,7 +106,7 @@ class ResponseDocument(Document):
 
 
 class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
-    """The result of test events; of several requests, the last one. Secrets are hidden, signatures cut short."""
+    """The result of test events, with the last request. Secrets are masked, signatures truncated."""
 
     endpoint: str
     delivered: bool

@@ -12,23 +12,22 @@ from sweeperd.store.shard import Shard
 
 
 class ShardTrouble(Exception):
-    """A command could not work on a shard. The text is a line without credentials."""
+    """A command failed on a shard. `problem` is one line that names the shard's address, without credentials."""
 
     def __init__(self, shard: Shard, problem: str) -> None:
-        """`problem`: a line that names the shard's address."""
         super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
         self.shard = shard.name
         self.address = shard.address
         self.problem = problem
 
     def as_dict(self) -> dict[str, str]:
-        """A `DownShard`, for the list `down` of the JSON documents."""
+        """An item of the list `down` of the JSON documents."""
         return {"shard": self.shard, "address": self.address, "error": self.problem}
 
 
 @contextlib.contextmanager
 def working_on(shard: Shard) -> Iterator[None]:
-    """Raise ShardTrouble for each error of Redis, or of the script of a kind, inside the block."""
+    """Turns errors of Redis, or of a kind's script, inside the block into ShardTrouble."""
     try:
         with shard.reaching():
             yield

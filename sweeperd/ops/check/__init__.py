@@ -1,6 +1,6 @@
 """
-`sweeperd check`: does the Redis of each shard let sweeperd keep its promises?
+Checks that the Redis of each shard lets sweeperd keep its promises, without changing anything.
 
-A check changes nothing. No command tells an ordinary user whether the user may run a command on a key. So the command
-is tried: with an argument that Redis refuses after the check of the rights, or on members that do not exist.
+An ordinary user cannot ask Redis which commands are allowed. So a check runs the command on members that do not exist,
+or with an argument that Redis rejects only after it has checked the rights.
 """

@@ -1,5 +1,6 @@
 """Checks whether a Redis belongs to a Cycles installation that sweeperd can take over."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -10,7 +11,7 @@ import redis
 
 from sweeperd.config.types import milliseconds
 from sweeperd.ops.acl import Duty, cycles_grants
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
+from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
 from sweeperd.ops.check.keys import judge_last_walk
 from sweeperd.ops.check.rights import refused
 from sweeperd.ops.reconcile.report import Fault
@@ -19,22 +20,19 @@ from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Command, run_commands
 from sweeperd.text import decode
 
-#: How many subscription records are read at most, in all sets together; a check takes a moment, not minutes.
-MOST_SUBSCRIPTIONS = 10_000
-#: How many tenants are looked at.
-MOST_TENANTS = 1000
-#: How many of the newest records are read to find one of the services.
+#: Up to how many subscriptions and tenants are read, so that a check takes a moment.
+MOST_SUBSCRIPTIONS, MOST_TENANTS = 10_000, 1000
+#: How many of the newest records are searched for one that a service wrote.
 RECENT = 500
-#: The source of an event that the relay wrote.
+#: The source of the events that the relay writes.
 RELAYED = "sweeperd"
-#: Two lifetimes are the same, if they differ by no more than this, ms: a record is written a little after its time.
+#: Lifetimes that differ by less are equal, ms: a record is written a little after its time.
 NEAR_MS = 3_600_000
 #: How many unreadable records a finding names.
 NAMED = 3
 
 
-def installation(subject: Subject) -> CheckResult:
-    """Whether there are keys that the services of Cycles write."""
+def installation(subject: CheckedShard) -> CheckResult:
     keys = subject.shard.keys.cycles
     found = [
         key.decode(errors="backslashreplace")
@@ -49,41 +47,34 @@ def installation(subject: Subject) -> CheckResult:
     )
 
 
-def enabled(subject: Subject) -> CheckResult:
-    """Whether this configuration makes sweeperd the sweep of the installation."""
+def enabled(subject: CheckedShard) -> CheckResult:
     if subject.settings.cycles.enabled:
         return ok("cycles.enabled is true: sweeperd takes the lease and writes the records of Cycles")
-    return ok("cycles.enabled is false: the services of Cycles go on sweeping")
+    return ok("cycles.enabled is false: the services of Cycles keep sweeping")
 
 
-def lease(subject: Subject) -> CheckResult:
-    """Which process holds the lease of the expiry sweep of Cycles."""
+def lease(subject: CheckedShard) -> CheckResult:
     key, client = subject.shard.keys.cycles.lease, subject.shard.client
     token, rest = client.get(key), client.pttl(key)
     if token is None:
-        return ok("free: no process sweeps under it now")
+        return ok("free")
     if token == CYCLES_TOKEN.encode():
         return ok("held by sweeperd")
     holder = decode(cast(bytes, token))
     if rest < 0:
-        return failure(f"held by {holder}, without a TTL: it never ends", "find out who set it, and delete the key")
-    return ok(f"held by a service ({holder}) for {rest / 1000:.0f} s: sweeperd gets it when that sweep ends")
+        return failure(f"held by {holder} without a TTL, so it never ends", "find out who set it, and delete the key")
+    return ok(f"held by a service ({holder}) for {rest / 1000:.0f} s; sweeperd takes over when that sweep ends")
 
 
-def cycles_rights(subject: Subject) -> CheckResult:
-    """Whether the user may run the commands of the lease and of the relay."""
-    missing = refused(
-        subject.shard, [grant for grant in cycles_grants(subject.shard.keys) if grant.duty is not Duty.OPERATE]
-    )
-    if missing:
-        return failure(
-            f"this user may not {', '.join(missing)}", "`sweeperd acl` with cycles.enabled = true prints the rights"
-        )
-    return ok("all commands on the keys of the lease and of the relay")
+def cycles_rights(subject: CheckedShard) -> CheckResult:
+    needed = [grant for grant in cycles_grants(subject.shard.keys) if grant.duty is not Duty.OPERATE]
+    if missing := refused(subject.shard, needed):
+        advice = "`sweeperd acl` with cycles.enabled = true prints the rights"
+        return failure(f"this user may not {', '.join(missing)}", advice)
+    return ok("all commands on the keys of the lease and the relay")
 
 
-def subscriptions(subject: Subject) -> CheckResult:
-    """Whether the records of all webhook subscriptions can be read."""
+def subscriptions(subject: CheckedShard) -> CheckResult:
     keys, client = subject.shard.keys.cycles, subject.shard.client
     members = cast(set[bytes], client.smembers(keys.all_subscriptions) | client.smembers(keys.subscriptions(SYSTEM)))
     ids = sorted(members)[:MOST_SUBSCRIPTIONS]
@@ -92,19 +83,21 @@ def subscriptions(subject: Subject) -> CheckResult:
     bad = [f"{name} ({fault})" for name, fault in faults if fault]
     if bad:
         return warning(
-            f"{len(bad)} of {len(ids)} cannot be read, and get no events: "
-            + ", ".join(bad[:NAMED])
-            + (" and more" if len(bad) > NAMED else ""),
+            f"{len(bad)} of {len(ids)} cannot be read and get no events: {_named(bad, ', ')}",
             "correct the fields through the admin API of Cycles, or delete the subscriptions there",
         )
     return ok(f"{len(ids)} can be read" + (f", of {len(members)}" if len(members) > len(ids) else ""))
 
 
-def retention(subject: Subject) -> CheckResult:
-    """Whether the services keep events and deliveries as long as the relay, by the newest record of the services."""
+def _named(texts: Sequence[str], separator: str) -> str:
+    return separator.join(texts[:NAMED]) + (" and more" if len(texts) > NAMED else "")
+
+
+def retention(subject: CheckedShard) -> CheckResult:
+    """Compares how long the services and the relay keep records, by the newest record that a service wrote."""
     keys, cycles = subject.shard.keys.cycles, subject.settings.cycles
     if missing := _no_looks(subject):
-        return ok(f"not known: this user may not run {missing}")
+        return ok(f"unknown: this user may not run {missing}")
     members = sorted(cast(set[bytes], subject.shard.client.smembers(keys.all_subscriptions)))[:RECENT]
     indexes = [keys.deliveries(decode(each)) for each in members]
     known, other = [], []
@@ -120,15 +113,15 @@ def retention(subject: Subject) -> CheckResult:
         differing, settings = (", ".join(texts) for texts in zip(*other, strict=True))
         return warning(f"the services keep {differing}", f"set {settings} to the same")
     if not known:
-        return ok(f"not known: no new record of the services among the {RECENT} newest")
+        return ok(f"unknown: none of the {RECENT} newest records is from a service")
     return ok(f"{', '.join(known)}, as in the services")
 
 
-def created_index(subject: Subject) -> CheckResult:
-    """Whether the indexes by creation, which the service and the ledger keep, are what their metadata says."""
+def created_index(subject: CheckedShard) -> CheckResult:
+    """Compares the indexes by creation, which the service and the ledger maintain, with their metadata."""
     keys, client = subject.shard.keys.cycles, subject.shard.client
     if missing := _no_looks(subject):
-        return ok(f"not known: this user may not run {missing}")
+        return ok(f"unknown: this user may not run {missing}")
     tenants = sorted(cast(set[bytes], client.smembers(keys.tenants)))[:MOST_TENANTS]
     looks = list[Command]()
     for tenant in tenants:
@@ -146,24 +139,24 @@ def created_index(subject: Subject) -> CheckResult:
             if fields[1] != b"%d" % count:
                 faults.append(f"{decode(tenant)}: {count} ids, but {decode(fields[1] or b'none')} are expected")
     if faults:
-        more = " and more" if len(faults) > NAMED else ""
-        advice = "nothing: the service reads all reservations, until it has made the indexes anew"
-        return warning("; ".join(faults[:NAMED]) + more, advice)
+        return warning(
+            _named(faults, "; "), "none: the service reads all reservations until it has rebuilt the indexes"
+        )
     if not ready:
         return ok("no tenant has one: the service reads all reservations")
     return ok(f"READY for {ready} of {len(tenants)} tenants, and complete")
 
 
-def _no_looks(subject: Subject) -> str:
-    """The commands of these looks that the user may not run."""
+def _no_looks(subject: CheckedShard) -> str:
+    """The commands for the two checks above that the user may not run."""
     looks = [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE]
     return ", ".join(refused(subject.shard, looks))
 
 
-def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], bytes]) -> int | None:
+def _lifetime(subject: CheckedShard, indexes: Sequence[bytes], key: Callable[[str], bytes]) -> int | None:
     """
-    The TTL that the services gave the newest of their records in these sorted sets, ms. None: they have none among the
-    newest. `key`: of a record, by its id.
+    The TTL, in ms, of the newest record in these sorted sets that a service wrote; None if the newest are all the
+    relay's. `key` turns the id of a record into its key.
     """
     client, keys = subject.shard.client, subject.shard.keys.cycles
     pages = client.pipeline(transaction=False)
@@ -171,7 +164,7 @@ def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], b
         pages.zrange(index, -1 - RECENT // len(indexes), -1, withscores=True)
     rows = sorted(chain.from_iterable(pages.execute()), key=itemgetter(1), reverse=True)[:RECENT]
     records = _documents(client, [key(decode(name)) for name, _ in rows])
-    # A delivery does not say who made it; its event does.
+    # A delivery names its event, and only the event names its source.
     events = _documents(client, [keys.event(str(record.get("event_id"))) for record in records])
     for (name, at), record, event in zip(rows, records, events, strict=True):
         if (record.get("source") or event.get("source") or RELAYED) != RELAYED:
@@ -182,30 +175,27 @@ def _lifetime(subject: Subject, indexes: Sequence[bytes], key: Callable[[str], b
 
 
 def _documents(client: redis.Redis, keys: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The JSON objects under these keys. Empty: there is none."""
-    return [_document(text) for text in run_commands(client, (("GET", key) for key in keys))]
-
-
-def _document(text: object) -> dict[str, Any]:
-    try:
-        document = json.loads(text) if isinstance(text, bytes) else None
-    except ValueError:
+    """The JSON objects under these keys, empty for a key without one."""
+    found = []
+    for text in run_commands(client, (("GET", key) for key in keys)):
         document = None
-    return document if isinstance(document, dict) else {}
+        with contextlib.suppress(ValueError):
+            document = json.loads(text) if isinstance(text, bytes) else None
+        found.append(document if isinstance(document, dict) else {})
+    return found
 
 
 def _days(duration_ms: int) -> str:
     return f"{duration_ms / 86_400_000:.2f}".rstrip("0").rstrip(".") + " d"
 
 
-def foreign_quarantine(subject: Subject) -> CheckResult:
-    """How many reservations the services set aside, by the last walk."""
-    says, advice = "were set aside by another sweeper", "`sweeperd quarantine adopt --all`"
+def foreign_quarantine(subject: CheckedShard) -> CheckResult:
+    says, advice = "were quarantined by another sweeper", "`sweeperd quarantine adopt --all`"
     return judge_last_walk(subject, lambda walk: walk.found.get(Fault.FOREIGN_QUARANTINE, 0), says, advice)
 
 
-#: Every check of `--cycles`, in the order in which they run.
-CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
+#: The checks of `--cycles`, in order.
+CYCLES_CHECKS: Mapping[str, Callable[[CheckedShard], CheckResult]] = {
     "cycles installation": installation,
     "cycles enabled": enabled,
     "cycles lease": lease,
@@ -218,11 +208,11 @@ CYCLES_CHECKS: Mapping[str, Callable[[Subject], CheckResult]] = {
 
 
 def _record_fault(record: object) -> str:
-    """Why the record cannot be read; empty if it can, or if there is none, since its subscription was deleted."""
+    """Why the record cannot be read; empty if it can, or if its subscription was deleted."""
     if record is None:
         return ""
     if not isinstance(record, bytes):
-        return "the record is no string"
+        return "the record is not a string"
     try:
         parse(record)
     except ValueError as error:

@@ -8,7 +8,7 @@ from sweeperd.config.certificates import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
 from sweeperd.text import rfc3339
 
-#: If a certificate expires within this time, the check warns, seconds.
+#: A certificate that expires within this time is a warning, seconds.
 SOON = 30 * 86_400
 #: How long the name server may take to answer, seconds.
 RESOLVE_LIMIT = 5.0
@@ -16,8 +16,8 @@ RESOLVE_LIMIT = 5.0
 
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
     """
-    Whether the host of the endpoint, or of its proxy, is known, and how long the certificates are valid. If `connect`
-    (seconds) is given: also whether the host accepts a connection, and whether TLS works. Nothing is sent.
+    Checks that the host of the endpoint, or of its proxy, resolves, and how long the certificates are valid. With
+    `connect`, a timeout in seconds, it also opens a connection and negotiates TLS. Nothing is sent.
     """
     where = f"endpoint {endpoint.name}"
     host = _host(endpoint, connect)
@@ -31,7 +31,7 @@ def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) 
 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
-    # Imported late: the client of deliveries takes memory, and a check of Redis alone needs none.
+    # Imported late, because a check of Redis alone needs no HTTP client.
     from sweeperd.delivery.connect import RESOLVER, OutOfTime, connect_to  # noqa: PLC0415
     from sweeperd.delivery.handshake import first_stop  # noqa: PLC0415
 
@@ -43,7 +43,7 @@ def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
     try:
         found = RESOLVER.resolve(host, port, time.monotonic() + RESOLVE_LIMIT)
     except OutOfTime:
-        return failure(f"{whose}{host} was not resolved within {RESOLVE_LIMIT:g} s", "see that the name server answers")
+        return failure(f"{whose}{host} was not resolved within {RESOLVE_LIMIT:g} s", "check the name server")
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         return failure(f"{whose}{host} cannot be resolved: {reason}", f"correct {'the proxy' if proxy else 'its url'}")
@@ -55,12 +55,12 @@ def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
         connect_to(found, (), time.monotonic() + connect).close()
     except OSError as error:
         why = getattr(error, "strerror", None) or error
-        return failure(f"{says}, which takes no connection on port {port}: {why}", "see that the receiver runs")
-    return ok(f"{says}, and takes connections on port {port}")
+        return failure(f"{says}, which refuses connections on port {port}: {why}", "check that the receiver runs")
+    return ok(f"{says}, and accepts connections on port {port}")
 
 
 def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
-    """TLS with the receiver, through the proxy, like a delivery. `timeout`: seconds."""
+    """Negotiates TLS with the receiver, through the proxy, as a delivery does."""
     from sweeperd.delivery.handshake import certificate_expiry  # noqa: PLC0415
 
     try:

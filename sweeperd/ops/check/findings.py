@@ -1,10 +1,10 @@
-"""The findings of checks, a line each, and the shard that is checked."""
+"""Defines what every check is given and returns."""
 
 import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import redis
 from pydantic import Field
@@ -23,7 +23,7 @@ class CheckLevel(enum.StrEnum):
 
 
 class CheckFinding(Document):
-    """The name of a check, the result, and what an operator should do if the result is bad."""
+    """The result of one check, and what to do if it is bad."""
 
     level: CheckLevel
     where: str = Field(description="configuration, a shard or an endpoint.")
@@ -52,18 +52,21 @@ def ok(says: str) -> CheckResult:
 
 
 def warning(says: str, advice: str) -> CheckResult:
-    """sweeperd works, but not as well as possible."""
+    """Something could be better, but sweeperd works."""
     return CheckLevel.WARNING, says, advice
 
 
 def failure(says: str, advice: str) -> CheckResult:
-    """sweeperd does not work, or does not keep a promise."""
+    """sweeperd does not work, or breaks a promise."""
     return CheckLevel.FAILURE, says, advice
 
 
-def unknown(command: str) -> CheckResult:
-    """The user has no right to run the command that the check needs."""
-    return warning(f"unknown: this user may not run {command}", f"run the check as a user who may run {command}")
+class NotAllowed(Exception):
+    """The user may not run the command that the check needs, or a managed service has renamed it."""
+
+    def __init__(self, command: str) -> None:
+        super().__init__(f"this user may not run {command}")
+        self.result = warning(f"unknown: {self}", f"run the check as a user who may run {command}")
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
@@ -72,28 +75,25 @@ def worst(findings: Sequence[CheckFinding]) -> CheckLevel:
 
 
 @dataclass
-class Subject:
-    """One shard, and INFO of its server, read once."""
+class CheckedShard:
+    """One shard, and the INFO of its server, which is read once."""
 
     shard: Shard
     settings: Settings
     daemon_role: Role = "all"
 
     @functools.cached_property
-    def info(self) -> Mapping[str, Any] | None:
-        """INFO; None if the user may not run the command."""
-        info: Mapping[str, Any] | None = self._allowed(self.shard.client.info)
-        return info
+    def info(self) -> Mapping[str, Any]:
+        """INFO. Raises NotAllowed."""
+        try:
+            return cast(Mapping[str, Any], self.shard.client.info())
+        except (redis.ResponseError, *REFUSED) as error:
+            raise NotAllowed("INFO") from error
 
     def config(self, name: str) -> str | None:
-        """A setting of the server; None if the user may not read settings, or if the server has no such setting."""
-        values = self._allowed(lambda: self.shard.client.config_get(name))
-        value = (values or {}).get(name)
-        return value.decode() if isinstance(value, bytes) else value
-
-    @staticmethod
-    def _allowed(ask: Callable[[], Any]) -> Any:
+        """A setting of the server; None if this user may not read it, or if the server does not know it."""
         try:
-            return ask()
+            value = self.shard.client.config_get(name).get(name)
         except (redis.ResponseError, *REFUSED):
-            return None  # refused, or renamed: managed services rename CONFIG
+            return None  # managed services rename CONFIG
+        return value.decode() if isinstance(value, bytes) else value

@@ -8,10 +8,9 @@ import redis
 
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, unknown, warning
+from sweeperd.ops.check.findings import CheckedShard, CheckResult, NotAllowed, failure, ok, warning
 from sweeperd.ops.reconcile.report import Fault
-from sweeperd.ops.reconcile.subjects import Subject as WalkSubject
-from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.reconcile.subjects import Subject, subject_of
 from sweeperd.store.errors import is_refused
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import read_far_ahead
@@ -24,17 +23,14 @@ from sweeperd.sweep.sample import SampledEntry, sample
 from sweeperd.text import decode, span
 
 
-def swept(kind: KindSettings, subject: Subject) -> CheckResult:
-    """
-    Whether the script compiles, the index is a sorted set, on Redis 6.2 the rights suffice, the settings fit a sample
-    of the entries, and the entries can expire.
-    """
+def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
+    """Whether the script compiles, the rights suffice, the settings fit a sample, and the entries can expire."""
     shard = subject.shard
     made = configured(kind, subject.settings, shard.keys)
     try:
         made.check(shard.client)
     except KindRefused as error:
-        return failure(str(error), "repair the script, or give the user the right; until then the kind is not swept")
+        return failure(str(error), "fix the script or grant the right; until then the kind is not swept")
     type_ = cast(bytes, shard.client.type(made.index)).decode()
     if type_ not in ("zset", "none"):
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
@@ -43,19 +39,19 @@ def swept(kind: KindSettings, subject: Subject) -> CheckResult:
         problem = misfit(kind, made, shard, entries)
         problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
     except KindRefused as error:
-        return failure(str(error), "repair the script; until then the kind is not swept")
+        return failure(str(error), "fix the script; until then the kind is not swept")
     except redis.RedisError as error:
         if not is_refused(error):
             raise
-        return unknown("HMGET, PTTL and TYPE on the entries")
+        raise NotAllowed("HMGET, PTTL and TYPE on the entries") from error
     if problem is not None:
-        # Of a proven kind the sample has only leftovers, or its hashes are gone.
+        # If the kind is proven, the sample holds only leftovers.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
 
 
-def deadlines(subject: Subject) -> CheckResult:
-    """Whether the deadlines of reservations can pass, and whether a sample of the reservations lives until then."""
+def deadlines(subject: CheckedShard) -> CheckResult:
+    """Whether reservations can reach their deadline, and whether a sample of their hashes exists until then."""
     shard, kind = subject.shard, kinds_of(subject.settings, subject.shard).get(RESERVATIONS)
     if kind is None:
         return ok("reservations are not swept")
@@ -63,19 +59,19 @@ def deadlines(subject: Subject) -> CheckResult:
         problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
     except redis.RedisError as error:
         if is_refused(error):
-            return unknown("HMGET, PTTL and TYPE on the reservations")
-        if "WRONGTYPE" not in str(error):  # a finding of `key_types`
+            raise NotAllowed("HMGET, PTTL and TYPE on the reservations") from error
+        if "WRONGTYPE" not in str(error):  # `key_types` reports that
             raise
         problem = None
     return problem or ok("none is too far ahead, and no sampled hash has a TTL that is too short")
 
 
-#: A longer member of an index is data rather than an id, bytes.
+#: A longer member of an index is data and not an id, bytes.
 LONGEST_ID = 512
 
 
 def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """A failure if no entry has a hash, none is active, or no active one has a deadline. Raises redis.RedisError."""
+    """A failure if no entry has a hash, none is active, or no active one has a deadline."""
     if not entries:
         return None
     hashes = [entry for entry in entries if entry.type == "hash"]
@@ -97,8 +93,8 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
         )
     if alive and all(entry.fields[kind.deadline] is None for entry in alive):
         return failure(
-            f"{len(alive)} of {len(entries)} sampled entries of {settings.index} are active, and none of them has a "
-            f"deadline {kind.deadline}: the sweep sets such entries aside with INVALID_EXPIRY",
+            f"{len(alive)} of {len(entries)} sampled entries of {settings.index} are active, but none of them has a "
+            f"deadline {kind.deadline}: the sweep quarantines such entries with INVALID_EXPIRY",
             "correct `deadline` before a sweep runs",
         )
     unknown = [entry for entry in hashes if not entry.has_ended(kind)]
@@ -107,11 +103,8 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
     return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
 
 
-def endangered(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """
-    A warning if entries never expire, or may end without an event. Raises redis.RedisError, and KindRefused if the
-    script of the kind is broken.
-    """
+def endangered(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+    """A warning if entries never expire, or may end without an event. Raises KindRefused if the script is broken."""
     found = [each for each in (_wrong_unit(subject.shard, subject.kind), _short_ttl(subject, entries)) if each]
     if not found:
         return None
@@ -119,7 +112,7 @@ def endangered(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckRe
 
 
 def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
-    """A warning if deadlines are so far ahead that they are in another unit. Raises redis.RedisError."""
+    """A warning if deadlines are so far ahead that their unit is probably wrong."""
     far = read_far_ahead(shard, kind)
     if not far.count:
         return None
@@ -130,11 +123,8 @@ def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     )
 
 
-def _short_ttl(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """
-    A warning if hashes of the sample may end before their entries have expired. Raises redis.RedisError, and
-    KindRefused if the script of the kind is broken.
-    """
+def _short_ttl(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+    """A warning if hashes of the sample may be removed before their entries expire."""
     suspects = [entry.id for entry in entries if entry.type == "hash" and entry.ttl_ms >= 0]
     found = [each for each in subject.check(suspects) if each.fault is Fault.SHORT_TTL]
     if not found:
@@ -144,23 +134,23 @@ def _short_ttl(subject: WalkSubject, entries: Sequence[SampledEntry]) -> CheckRe
         f"{len(found)} of {len(entries)} sampled hashes have a TTL that ends before deadline, grace and a day: if the "
         f"sweep is late, what they hold is lost without an event; {decode(first.subject)} has "
         f"{span((first.ttl_ms or 0) / 1000)} left",
-        "set no TTL before the end of an entry; `sweeperd reconcile --repair` makes the TTLs longer",
+        "do not set a TTL while an entry is active; `sweeperd reconcile --repair` extends the TTLs",
     )
 
 
 def _about(kind: Kind, entries: Sequence[SampledEntry]) -> str:
-    """What the members of the index are, as far as they show it."""
+    """What the members of the index seem to be."""
     first = entries[0]
     if all(_is_data(entry.id) for entry in entries):
-        return "the members are data and not ids, so no `key` can name their hashes"
+        return "the members are data, not ids, so no `key` can name their hashes"
     if all(entry.id.startswith(kind.stem) for entry in entries):
-        return f"the members are whole keys, such as {decode(first.id)}; an index holds the part in place of {{id}}"
+        return f"the members are whole keys, such as {decode(first.id)}; an index holds only the part for {{id}}"
     is_ = "is missing" if first.type == "none" else f"is a {first.type}"
     return f"{decode(kind.hash_key(first.id))} {is_}"
 
 
 def _is_data(member: bytes) -> bool:
-    """Whether a member of an index is a JSON object or array, or too long for an id."""
+    """Whether a member is a JSON object or array, or too long for an id."""
     try:
         return len(member) > LONGEST_ID or isinstance(json.loads(member), dict | list)
     except ValueError:

@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, daemon_duties, grants, ledger_duties
-from sweeperd.ops.check.findings import CheckResult, Subject, failure, ok, warning
+from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
 from sweeperd.store.errors import is_refused, is_unknown_command
 from sweeperd.store.scripts import Call, Command, Script, run_commands
 from sweeperd.store.shard import Shard
 
 GRANT_ADVICE = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
-#: Command -> arguments after the key, for a command without effect: the command only reads, or names a field that does
-#: not exist, or Redis refuses an argument, after the check of the rights.
+#: Command -> arguments after the key with which it has no effect: it only reads, names a field that does not exist, or
+#: has an argument that Redis rejects after it has checked the rights.
 _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     **dict.fromkeys(("EXISTS", "GET", "HGETALL", "HLEN", "LLEN", "PTTL", "SCARD", "SMEMBERS", "STRLEN"), ()),
     **dict.fromkeys(("TYPE", "XLEN", "ZCARD"), ()),
@@ -40,9 +40,8 @@ _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     "XGROUP|DELCONSUMER": (ANY, ANY),
     "XGROUP|DESTROY": (ANY,),
 }
-#: Stands for the key in the forms below.
+#: Placeholder for the key, in commands that take none or do not begin with it.
 _KEY = b"\0key"
-#: The commands without a key, or with the key in another place.
 _WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
     "EVAL": ("EVAL", "return 1", 1, _KEY),
     "EVALSHA": ("EVALSHA", "0" * 40, 1, _KEY),
@@ -52,7 +51,7 @@ _WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
     "INFO": ("INFO", "server"),
     "WAIT": ("WAIT", 0, 1),
 }
-#: These commands cannot run without effect, so a script asks for the right. Redis 6.2 cannot answer.
+#: These commands always have an effect, so a script asks for the right. Redis 6.2 cannot answer.
 _ASKED = frozenset({"LPUSH", "RPUSH", "SADD"})
 _MAY = Script(
     "may run",
@@ -60,12 +59,12 @@ _MAY = Script(
 )
 
 
-def grants_of(subject: Subject, *duties: Duty) -> list[Grant]:
+def grants_of(subject: CheckedShard, *duties: Duty) -> list[Grant]:
     return [grant for grant in grants(subject.settings, subject.shard.keys) if grant.duty in duties]
 
 
 def trials(found: Iterable[Grant]) -> Iterator[tuple[bytes | str | int, ...]]:
-    """Each command of these grants that can run without effect."""
+    """The commands of these grants, each in a form without effect."""
     free: bytes | None = None  # a key that does not exist
     for grant in found:
         free = grant.key if free is None and ANY in grant.key else free
@@ -80,10 +79,7 @@ def trials(found: Iterable[Grant]) -> Iterator[tuple[bytes | str | int, ...]]:
 
 
 def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -> list[str]:
-    """
-    The commands of these grants that the user may not run, and the channels to which the user may not publish, without
-    duplicates. Raises redis.RedisError.
-    """
+    """The commands that the user may not run, and the channels that the user may not publish to."""
     tried = list(dict.fromkeys(trials(found)))
     replies = run_commands(shard.client, tried)
     missing = [_description(trial, reply) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
@@ -99,7 +95,7 @@ def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -
 
 
 def _description(trial: Command, reply: object) -> str:
-    """The command and its key, with `*` for any text, and the reason if the server has no such command."""
+    """The command and its key, with `*` for any text. Says so if the server does not know the command."""
     words = [
         word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
         for word in trial
@@ -110,8 +106,8 @@ def _description(trial: Command, reply: object) -> str:
     return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'"), why]))
 
 
-def rights(subject: Subject) -> CheckResult:
-    """Whether the user may run what the daemon needs; what it lacks of the rights for commands is named."""
+def rights(subject: CheckedShard) -> CheckResult:
+    """Whether the user has the rights of a daemon, and which rights of operators' commands it lacks."""
     duties = daemon_duties(subject.daemon_role) - ({Duty.DELIVER} if not subject.settings.consumers else set())
     missing = refused(subject.shard, grants_of(subject, *duties), channels(subject.settings))
     if missing:
@@ -128,7 +124,7 @@ def rights(subject: Subject) -> CheckResult:
     return ok(f"all that {enough} need; some commands of operators may not {', '.join(others)}")
 
 
-def ledger_rights(subject: Subject, *, cycles: bool) -> CheckResult:
+def ledger_rights(subject: CheckedShard, *, cycles: bool) -> CheckResult:
     missing = refused(subject.shard, grants_of(subject, *ledger_duties(cycles=cycles)))
     if missing:
         command = f"sweeperd acl --ledger{' --cycles' if cycles else ''}"

@@ -1,8 +1,9 @@
-"""Checks of a shard's server: version, role, memory, persistence, replication, clock."""
+"""Checks that a shard's server is configured for sweeperd."""
 
 import functools
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import redis
 
@@ -11,24 +12,30 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.acl import Role
 from sweeperd.ops.check import keys, kinds, rights, scripts
 from sweeperd.ops.check.cycles import CYCLES_CHECKS
-from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, Subject, failure, ok, unknown, warning
+from sweeperd.ops.check.findings import (
+    CheckedShard,
+    CheckFinding,
+    CheckLevel,
+    CheckResult,
+    NotAllowed,
+    failure,
+    ok,
+    warning,
+)
 from sweeperd.store.embedded import OLDEST
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
-#: From this part of maxmemory on, Redis counts as close to full.
+#: Above this share of maxmemory Redis is close to full.
 CLOSE_TO_FULL = 0.85
 
 
-def reachable(subject: Subject) -> CheckResult:
+def reachable(subject: CheckedShard) -> CheckResult:
     subject.shard.read_clock()
     return ok(subject.shard.address)
 
 
-def version(subject: Subject) -> CheckResult:
-    """Whether the version is recent enough."""
-    if subject.info is None:
-        return unknown("INFO")
+def version(subject: CheckedShard) -> CheckResult:
     version = str(subject.info["redis_version"])
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < OLDEST:
@@ -38,44 +45,34 @@ def version(subject: Subject) -> CheckResult:
     return ok(f"{'Valkey' if name == 'valkey' else 'Redis'} {subject.info.get('valkey_version', version)}")
 
 
-def role(subject: Subject) -> CheckResult:
-    if subject.info is None:
-        return unknown("INFO")
+def role(subject: CheckedShard) -> CheckResult:
     if subject.info["role"] != "master":
-        return failure(
-            "it is a replica, which takes no writes", "name the primary in the URL, or use redis+sentinel://"
-        )
+        return failure("a replica, which refuses writes", "name the primary in the URL, or use redis+sentinel://")
     return ok("primary")
 
 
-def eviction_policy(subject: Subject) -> CheckResult:
-    """Whether Redis may evict keys."""
-    if subject.info is None or "maxmemory_policy" not in subject.info:
-        return unknown("INFO")
-    policy = subject.info["maxmemory_policy"]
+def eviction_policy(subject: CheckedShard) -> CheckResult:
+    policy = _figure(subject, "maxmemory_policy")
     if policy == "noeviction":
         return ok("noeviction")
     if policy.startswith("volatile-"):
         return warning(
-            f"{policy} evicts what has a TTL: leases, the records of retries, expired reservations before their audit",
+            f"{policy} evicts keys with a TTL: leases, idempotency records, expired reservations before their audit",
             "set maxmemory-policy to noeviction",
         )
     says = f"{policy} evicts reservations, budgets and events without a trace"
     if not subject.info.get("maxmemory"):
-        return warning(f"{says}, as soon as maxmemory is set", "set maxmemory-policy to noeviction")
+        return warning(f"{says} once maxmemory is set", "set maxmemory-policy to noeviction")
     return failure(says, "set maxmemory-policy to noeviction")
 
 
-def memory(subject: Subject) -> CheckResult:
-    """How much of maxmemory is used."""
-    if subject.info is None or "maxmemory" not in subject.info:
-        return unknown("INFO")
-    used, limit = int(subject.info["used_memory"]), int(subject.info["maxmemory"])
+def memory(subject: CheckedShard) -> CheckResult:
+    limit, used = int(_figure(subject, "maxmemory")), int(subject.info["used_memory"])
     if not limit:
         return ok(f"{_mib(used)} used, no limit")
     says = f"{_mib(used)} of {_mib(limit)} used, {100 * used // limit} %"
     if used >= limit:
-        return failure(says, "raise maxmemory: what is to be reserved is refused; the sweep goes on")
+        return failure(says, "raise maxmemory: new reservations are refused, while the sweep continues")
     if used >= CLOSE_TO_FULL * limit:
         return warning(says, "raise maxmemory, or shorten events.retention and sweep.audit_retention")
     return ok(says)
@@ -85,45 +82,51 @@ def _mib(size: int) -> str:
     return f"{size / 2**20:.0f} MiB"
 
 
-def persistence(subject: Subject) -> CheckResult:
-    """Which data a crash of Redis loses."""
-    info = subject.info
-    if info is None or "aof_enabled" not in info:
-        return unknown("INFO")
+def _figure(subject: CheckedShard, name: str) -> Any:
+    """A figure of INFO that some managed services hide."""
+    if name not in subject.info:
+        raise NotAllowed("INFO")
+    return subject.info[name]
+
+
+def persistence(subject: CheckedShard) -> CheckResult:
+    """What a crash of Redis loses."""
+    appends, info = _figure(subject, "aof_enabled"), subject.info
     if info.get("aof_last_write_status", "ok") != "ok":
         return failure("the append-only file cannot be written", "see the log of Redis; is its disk full?")
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
         return failure("the last snapshot failed", "see the log of Redis; is its disk full?")
-    if info["aof_enabled"]:
+    if appends:
         fsync = subject.config("appendfsync")
         if fsync == "no":
-            return warning("appendonly, synced when the system likes", "set appendfsync to everysec or always")
+            return warning("appendonly, but the system decides when to sync", "set appendfsync to everysec or always")
         return ok(f"appendonly, appendfsync {fsync or 'unknown'}")
     save = subject.config("save")
     if save is None:
-        return warning("no appendonly; whether snapshots are taken is unknown (CONFIG)", "set appendonly to yes")
-    if save:
-        return warning("snapshots only: a crash loses what changed since the last one", "set appendonly to yes")
-    return warning("none: a restart loses every reservation, budget and event", "set appendonly to yes")
+        says = "no appendonly; snapshots are unknown, because this user may not run CONFIG GET"
+    elif save:
+        says = "snapshots only: a crash loses what changed since the last one"
+    else:
+        says = "none: a restart loses every reservation, budget and event"
+    return warning(says, "set appendonly to yes")
 
 
-def lazy_expire(subject: Subject) -> CheckResult:
-    """Whether Redis frees expired hashes in a separate thread."""
+def lazy_expire(subject: CheckedShard) -> CheckResult:
+    """Whether Redis frees expired hashes in a background thread."""
     value = subject.config("lazyfree-lazy-expire")
     if value is None:
-        return unknown("CONFIG GET")
+        raise NotAllowed("CONFIG GET")
     if value == "yes":
         return ok("yes")
     return warning(
-        "no: after a mass expiry, all clients wait while hashes are freed at the end of the audit retention",
+        "no: at the end of the audit retention of a mass expiry, all clients wait while Redis frees the hashes",
         "set lazyfree-lazy-expire to yes",
     )
 
 
-def replication(subject: Subject) -> CheckResult:
+def replication(subject: CheckedShard) -> CheckResult:
     """Whether enough replicas are connected."""
-    if subject.info is None or "connected_slaves" not in subject.info:
-        return unknown("INFO")
+    _figure(subject, "connected_slaves")
     wanted = subject.settings.events.wait_replicas
     online = sum(
         1
@@ -132,23 +135,21 @@ def replication(subject: Subject) -> CheckResult:
     )
     says = f"{online} replica{'' if online == 1 else 's'} connected"
     if wanted > online:
-        return failure(
-            f"{says}, events.wait_replicas is {wanted}: no webhook is sent",
-            "add replicas, or lower events.wait_replicas",
-        )
+        says = f"{says}, events.wait_replicas is {wanted}: no webhook is sent"
+        return failure(says, "add replicas, or lower events.wait_replicas")
     needed = int(subject.config("min-replicas-to-write") or 0)
     if needed > online:
         return failure(f"{says}, min-replicas-to-write is {needed}: writes are refused", "add replicas, or lower it")
     if online and not wanted:
         return warning(
             f"{says}, events.wait_replicas is 0: a fail-over may undo an expiry after its webhook was sent",
-            "set events.wait_replicas where that must not be",
+            "set events.wait_replicas if that must not happen",
         )
     return ok(says)
 
 
-def clock(subject: Subject) -> CheckResult:
-    """How far this host's clock is from Redis's."""
+def clock(subject: CheckedShard) -> CheckResult:
+    """Compares the clocks of this host and of Redis."""
     before = time.time()
     server = subject.shard.read_clock() / 1000
     after = time.time()
@@ -156,8 +157,8 @@ def clock(subject: Subject) -> CheckResult:
     return ok(f"this host is {abs(offset):.3f} s {'fast' if offset > 0 else 'slow'}; nothing depends on it")
 
 
-#: Every check of a shard, in the order in which they run.
-CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
+#: The checks of a shard, in order.
+CHECKS: dict[str, Callable[[CheckedShard], CheckResult]] = {
     "reachable": reachable,
     "version": version,
     "role": role,
@@ -178,28 +179,22 @@ CHECKS: dict[str, Callable[[Subject], CheckResult]] = {
     "deadlines": kinds.deadlines,
     "clock": clock,
 }
-#: The checks for the user of a ledger.
+#: The checks that the user of a ledger can make.
 LEDGER_CHECKS = {
-    name: CHECKS[name] for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory")
-} | {
-    "persistence": persistence,
-    "replication": replication,
-    "rights": functools.partial(rights.ledger_rights, cycles=False),
-    "scripts": scripts.ledger_scripts,
-    "clock": clock,
-}
+    name: CHECKS[name]
+    for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory", "persistence", "replication")
+} | {"rights": rights.rights, "scripts": scripts.ledger_scripts, "clock": clock}
 
 
 def check_shard(
     shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False, daemon_role: Role = "all"
 ) -> Iterator[CheckFinding]:
     """
-    All checks of one shard. `cycles`: also the checks of a Cycles installation; `ledger`: only the checks that the user
-    of a ledger can make, and with `cycles` also the rights beside a Cycles service. Each finding comes as soon as the
-    check has ended. Raises nothing.
+    Runs all checks of one shard, and yields each finding as soon as it is known. `cycles` adds the checks of a Cycles
+    installation. `ledger` runs only what the user of a ledger can check. Raises nothing.
     """
     where = f"shard {shard.name}"
-    subject = Subject(shard, settings, daemon_role)
+    subject = CheckedShard(shard, settings, daemon_role)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
     if ledger:
         checks = LEDGER_CHECKS | {"rights": functools.partial(rights.ledger_rights, cycles=cycles)}
@@ -209,8 +204,10 @@ def check_shard(
         try:
             with shard.reaching():
                 result = check(subject)
+        except NotAllowed as refusal:
+            result = refusal.result
         except (RedisUnavailable, redis.RedisError) as error:
-            result = failure(describe(error), "see that Redis runs and that the URL, user and password are right")
+            result = failure(describe(error), "check that Redis runs, and the URL, user and password")
         yield CheckFinding.of(where, name, result)
         if name == "reachable" and result[0] is CheckLevel.FAILURE:
             return

@@ -2,12 +2,12 @@
 
 import hashlib
 
-#: Bits of `BloomFilter` for each key of the database, and how many bits there are at least and at most: 32 MiB.
+#: Bits for each expected id, and the least and the most bits in all (32 MiB).
 _BITS_EACH, _BITS_LEAST, _BITS_MOST = 16, 1 << 20, 1 << 28
 
 
 class BloomFilter:
-    """A Bloom filter of ids: `add` may return True for a new id, and never returns False for a known one."""
+    """A set of ids in which `add` may take a new id for a known one, but never a known one for new."""
 
     def __init__(self, expected: int) -> None:
         bits = min(max(expected * _BITS_EACH, _BITS_LEAST), _BITS_MOST)
@@ -15,7 +15,7 @@ class BloomFilter:
         self._bits = bytearray((self._mask + 1) // 8)
 
     def add(self, entry: bytes) -> bool:
-        """Add an id. Returns whether the id may have been added before."""
+        """Returns whether the id may have been added before."""
         digest = hashlib.blake2b(entry, digest_size=16).digest()
         before = True
         for start in range(0, 16, 4):

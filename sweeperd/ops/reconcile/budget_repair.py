@@ -1,4 +1,4 @@
-"""Repairs the `reserved` of one budget."""
+"""Moves the drift of one budget from `reserved` to `remaining`."""
 
 from sweeperd.config import SweepSettings
 from sweeperd.ops.reconcile.budgets import DRIFT, BudgetRepair, Difference, judge_budget
@@ -7,27 +7,25 @@ from sweeperd.store.lease import Lease, holder
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: Only the holder of `sweeperd:lease:repair-budget` may repair a budget of the shard.
+#: Only the holder of this lease may repair a budget of the shard.
 LEASE_JOB = "repair-budget"
-LEASE_LOST = "the lease of the repair was lost, so another repair may have been made: look again"
+LEASE_LOST = "the lease of the repair was lost, so another repair may have run: run it again"
 
 
 def repair_budget(
     shard: Shard, settings: SweepSettings, budget: bytes, agreed: Difference | None = None, rate: float | None = None
 ) -> BudgetRepair:
     """
-    Judge a budget, given by key, and move the drift from `reserved` to `remaining`, in one step. `agreed`: the operator
-    was shown this drift, and no other drift is ended.
+    Judges a budget and repairs it in one step. If the operator has `agreed` to a drift, no other drift is repaired.
 
-    Two repairs of a shard cannot both write: walks and write happen under one lease, and the write compares the token
-    of the lease. Raises RedisUnavailable, redis.RedisError.
+    Of two concurrent repairs only one can write: walks and write run under one lease, whose token the write compares.
     """
     lease = Lease(shard, LEASE_JOB, settings.lease_ttl)
     with shard.reaching():
         if not lease.acquire():
-            return BudgetRepair(f"another repair of a budget is under way: {holder(shard, LEASE_JOB) or 'just ended'}")
+            return BudgetRepair(f"another repair of a budget is running: {holder(shard, LEASE_JOB) or 'just ended'}")
         if lease.token is None:
-            return BudgetRepair("redis is full and refuses the lease of the repair")
+            return BudgetRepair("Redis is full and refuses the lease of the repair")
         with lease.kept() as lost:
             try:
                 judged = judge_budget(shard, settings, budget, Throttle(rate, lost))
@@ -37,7 +35,7 @@ def repair_budget(
             if found is None or judged.result != DRIFT:
                 return judged
             if agreed is not None and found.least != agreed.least:
-                return BudgetRepair(f"the drift is {found.least} by now, it was {agreed.least}: look again", found)
+                return BudgetRepair(f"the drift is now {found.least}, it was {agreed.least}: run it again", found)
             args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]
             reply = Script("ops/repair_budget").run(shard.client, Call([budget, shard.keys.lease(LEASE_JOB)], args))
             result = reply.decode()

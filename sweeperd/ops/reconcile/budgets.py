@@ -1,34 +1,25 @@
 """
-The counters that walks compare with the amounts in hashes, while work goes on: budgets of reservations, sums of a kind.
+Compares budgets with what their reservations hold, under traffic.
 
-**Budgets.** A sum over a long walk is not the sum at any moment, and the difference of two numbers that were read at
-different times is no drift, so such numbers are never compared. Before the walk, a script reads `reserved` together
-with the server's TIME: this is the moment T. The walk may then take as long as needed, because a reservation says when
-the reservation began (`created_at`) and ended (`committed_at`, `released_at`, `expired_at`), by the same clock and in
-the same atomic step that changed the budget. If a reservation is ACTIVE when read and began before T, it held the
-amount at T. A reservation that ended after T did too; a reservation that began after T did not. Every reservation that
-held at T existed when the walk began, and still exists when the walk reads the hash, because an ended reservation stays
-readable for an audit, and SCAN returns every key that exists from beginning to end. If a walk takes longer than half
-the shortest such time, by the settings of the sweep and the TTLs of ended reservations, the walk judges nothing.
+A sum over a long walk is not the sum at any moment, so it cannot be compared with a number read at another time. Before
+the walk, a script therefore reads `reserved` together with the server's TIME: the moment T. The walk may then take
+long, because a reservation says when it began (`created_at`) and ended (`committed_at`, `released_at`, `expired_at`),
+by the same clock and in the same atomic step that changed the budget. It held its amount at T if it began before T and
+is ACTIVE, or ended after T. Every such reservation is found: it still exists, because an ended reservation stays
+readable for an audit, and SCAN returns every key that exists throughout. A walk that takes longer than half that time,
+by the sweep's settings and the TTLs of ended reservations, judges nothing.
 
-If it is not certain whether a reservation held at T, the amount counts as possible and not as certain, so each budget
-has a least and a most that can have been held at T. These cases are: the reservation began or ended in the millisecond
-of T; a time is missing, or is after now (the server's clock was set back since); the state does not say whether the
-reservation holds; SCAN may have returned the reservation twice. Only a `reserved` outside of this range is a drift. T
-is taken three times, and a drift has to fit all three, because much happens within a millisecond of a busy budget.
+An amount that may or may not have been held at T counts as possible, so each budget has a least and a most: the
+reservation began or ended in the millisecond of T; a time is missing or in the future (the clock was set back); the
+state is unclear; SCAN may have returned it twice. Only a `reserved` outside this range is a drift. T is taken three
+times, and a drift has to fit all three, because a busy budget changes often within a millisecond.
 
-A drift is reported if two walks, each with moments of its own, agree. This covers broken rules: the clock is set back,
-a service has another clock, or a hash is removed as soon as the reservation ends.
+A drift is reported if two walks, each with its own moments, agree. This covers writers that break the rules: the clock
+is set back, a service uses another clock, or a hash is removed as soon as its reservation ends.
 
-If the amount of a reservation cannot be read, the reservation may hold any amount of its budgets; if unit or scopes
-cannot be read, of any budget. Such a budget is not judged, unless `reserved` is less than the readable reservations
-hold for certain. A CLOSED budget is not judged.
-
-**Sums.** A walk reads the hashes one after the other and the counters afterwards, so work in between makes both differ.
-A difference is a finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the
-sum, each with its amount and its deadline. One script reads whether an entry is active, its amount, and the counter: if
-the counter has another value beside one of its entries, the walk does not agree. If nothing is suspect, the further
-walks are left out.
+A reservation whose amount cannot be read may hold any amount of its budgets, and one whose unit or scopes cannot be
+read, of any budget. Such a budget is only judged if `reserved` is less than the readable reservations certainly hold. A
+CLOSED budget is not judged.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,10 +35,8 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 
-#: How many moments of each budget are read.
-MOMENTS = 3
-#: Between two moments of a budget, seconds: more than one millisecond, the step of the server's TIME.
-MOMENT_PAUSE = 0.002
+#: How many moments of each budget are read, and the seconds between two: more than the server's clock tick of 1 ms.
+MOMENTS, MOMENT_PAUSE = 3, 0.002
 #: Why a budget is not judged.
 _TOO_LONG = (
     "the walk took longer than ended reservations are sure to stay readable; try without --rate, or at a quiet hour"
@@ -74,8 +63,8 @@ class _Budget:
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    `reserved` of a budget minus the amounts that reservations hold: at least and at most. `reserved` and `held` are of
-    the moment `at_ms` on the server's clock; `held` is the least.
+    The bounds of `reserved` minus what reservations hold. `reserved` and `held`, the least, are those of the moment
+    `at_ms` on the server's clock.
     """
 
     least: int
@@ -86,7 +75,7 @@ class Difference:
 
     @property
     def is_drift(self) -> bool:
-        """Whether 0 is impossible."""
+        """Whether the bounds exclude 0."""
         return not self.least <= 0 <= self.most
 
     @property
@@ -95,9 +84,8 @@ class Difference:
 
     def meets(self, other: "Difference") -> "Difference | None":
         """
-        The range that both allow, of the other's moment. None if there is no such range: something changed. Also None
-        if only one of the two is a drift: each walk has to exclude 0 alone, or the ignorance of one walk would make a
-        mistake of the other walk exact.
+        The intersection of both, at the other's moment. None if it is empty, because something changed. Also None if
+        only one is a drift: each walk has to exclude 0 on its own, or a vague walk would confirm a wrong one.
         """
         if self.is_drift is not other.is_drift:
             return None
@@ -106,7 +94,7 @@ class Difference:
 
 
 class BudgetDrift:
-    """The budgets of one walk: first `reserved` is called for all budgets, then `held` for all reservations."""
+    """The budgets of one walk: call `reserved` for all budgets, then `held` for all reservations."""
 
     def __init__(self, keys: Keys, expected: int) -> None:
         self._keys = keys
@@ -115,11 +103,10 @@ class BudgetDrift:
         #: The first and the last moment, ms; None before the first.
         self.first_ms: int | None = None
         self.last_ms: int | None = None
-        #: CLOSED budgets.
         self.closed: set[bytes] = set()
         #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
         self.unreadable = 0
-        #: The budgets of unreadable reservations, and whether an unreadable reservation may hold any budget.
+        #: The budgets of unreadable reservations, and whether one of them may hold any budget.
         self._unread: set[bytes] = set()
         self._unread_anywhere = False
 
@@ -130,7 +117,7 @@ class BudgetDrift:
         return key in self._budgets
 
     def reserved(self, at_ms: int, budgets: Iterable[tuple[bytes, bytes]]) -> None:
-        """`reserved` of these budgets at this moment, as reconcile_budgets.lua replies."""
+        """Adds `reserved` of these budgets at this moment, as reconcile_budgets.lua returns it."""
         self.first_ms = at_ms if self.first_ms is None else min(self.first_ms, at_ms)
         self.last_ms = at_ms if self.last_ms is None else max(self.last_ms, at_ms)
         for key, text in budgets:
@@ -146,7 +133,7 @@ class BudgetDrift:
                 budget.moments.append(_Moment(at_ms, int(text)))
 
     def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
-        """The amounts of a reservation, as reconcile_look.lua replies."""
+        """Adds the amounts of a reservation, as reconcile_look.lua returns them."""
         if holding[0] == b"unreadable":
             self.unreadable += 1
             self._unread_anywhere |= len(holding) == 1
@@ -170,14 +157,11 @@ class BudgetDrift:
                     moment.least += amount
 
     def unread(self, key: bytes) -> bool:
-        """Whether an unreadable reservation may hold an amount of this budget."""
+        """Whether an unreadable reservation may hold a part of this budget."""
         return self._unread_anywhere or key in self._unread
 
     def differences(self) -> Mapping[bytes, Difference | None]:
-        """
-        For each budget; None if the budget is not judged: budget or reservations cannot be read, or the moments
-        contradict each other.
-        """
+        """By budget; None if budget or reservations cannot be read, or if the moments contradict each other."""
         return {key: self._difference(key, budget) for key, budget in self._budgets.items()}
 
     def _difference(self, key: bytes, budget: _Budget) -> Difference | None:
@@ -192,9 +176,9 @@ class BudgetDrift:
 
 
 class BudgetCounters(Counters):
-    """Reads budgets and reservations, and judges which budgets have drifted."""
+    """Finds the budgets that have drifted."""
 
-    #: Budgets, reservations, index, and the reservations once more for suspects.
+    #: Budgets, reservations, index, and the reservations again for suspects.
     passes = 4
 
     def __init__(self, subject: Reservations) -> None:
@@ -207,20 +191,19 @@ class BudgetCounters(Counters):
         self._first: Mapping[bytes, Difference | None] | None = None
 
     def begin(self) -> None:
-        """Read all moments of all budgets, before the walk over the reservations."""
+        """Reads the moments of all budgets, before the walk over the reservations."""
         for _, page in self._subject.keys(WalkStage.BUDGETS, self._keys.budget_stem):
             self._read(self._drift, [key for key in page if key not in self._drift])
         self.since_ms = self._drift.first_ms
 
-    def see(self, observation: Observation) -> None:
+    def add(self, observation: Observation) -> None:
         self._drift.held(observation.entry, observation.holding)
 
     def end(self) -> None:
-        """Judge each budget; no budget if the walk took too long."""
         self._first = self._differences(self._drift)
 
     def drifts(self) -> Iterator[Finding]:
-        """The budgets on whose drift a second walk agrees."""
+        """The drifts that a second walk confirms."""
         drift = self._drift
         if self._first is None:
             self.begin()
@@ -238,7 +221,7 @@ class BudgetCounters(Counters):
         second = self._differences(again)
         for key, suspect in suspects.items():
             if key not in again:
-                continue  # the budget is gone or CLOSED
+                continue  # the budget was removed or CLOSED
             other = second.get(key)
             met = suspect.meets(other) if other else None
             if met and met.is_drift:
@@ -285,15 +268,12 @@ class BudgetCounters(Counters):
                     drift.held(observation.entry, observation.holding)
 
     def _differences(self, drift: BudgetDrift) -> Mapping[bytes, Difference | None]:
-        """The result of a walk that has just ended; None for each budget if `_took_too_long`."""
+        """The result of a walk that has just ended; all None if it took too long."""
         differences = drift.differences()
         return dict.fromkeys(differences) if self._took_too_long(drift) else differences
 
     def _took_too_long(self, drift: BudgetDrift) -> bool:
-        """
-        Whether reservations may have gone before the walk, which has just ended, could read the hashes, or the server's
-        clock was set back.
-        """
+        """Whether hashes may have been removed before the walk read them, or the server's clock was set back."""
         if drift.first_ms is None or drift.last_ms is None:
             return False  # there are no budgets
         latest = drift.first_ms + self._subject.retention_ms // 2
@@ -303,8 +283,8 @@ class BudgetCounters(Counters):
 @dataclass(frozen=True, slots=True)
 class BudgetRepair:
     """
-    The result for a budget, and the difference if the budget was judged. `result`: DRIFT before a repair; `repaired`,
-    NO_DRIFT, `NO_BUDGET`, `CLOSED`, `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or a text for people: why nothing was changed.
+    The result for a budget, with the difference if it was judged. `result` is DRIFT before a repair, then `repaired`,
+    NO_DRIFT, `NO_BUDGET`, `CLOSED`, `INVALID_BUDGET`, `OUT_OF_BOUNDS`, or says why nothing was changed.
     """
 
     result: str
@@ -317,8 +297,8 @@ def _not_judged(reason: str) -> BudgetRepair:
 
 def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetRepair:
     """
-    Walk twice for a budget, given by key. There is a difference only if both walks agree on an exact number and all
-    reservations of the budget could be read. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    Walks twice for a budget. There is a difference only if both walks agree on an exact number, and all reservations of
+    the budget are readable. Raises Interrupted.
     """
     with shard.reaching(), Reservations(shard, settings, throttle) as subject:
         return BudgetCounters(subject).judge(budget)

@@ -1,4 +1,4 @@
-"""Defines what a walk needs of counters."""
+"""Defines how a walk feeds the counters that it compares."""
 
 from collections.abc import Iterable
 
@@ -8,26 +8,26 @@ from sweeperd.ops.reconcile.subjects import Observation
 
 class Counters:
     """
-    The counters of a subject in one walk: `begin`, then `see` for each hash, then `end`, then `drifts`. If a walk goes
-    on from a cursor, only `drifts` is called. Methods raise RedisUnavailable, redis.RedisError, Interrupted.
+    The counters of a kind. A walk calls `begin`, `add` for each hash, `end`, `drifts`; a resumed walk only `drifts`.
+    Methods raise Interrupted.
     """
 
     #: How often a walk with these counters visits each key at most.
     passes = 2
-    #: ms: amounts that ended before this moment do not matter. None: no amount matters.
+    #: Amounts that ended before this moment do not matter, ms. None: no amount matters.
     since_ms: int | None = None
-    #: How many counters were compared; not judged; CLOSED, so not compared; and hashes whose amount cannot be read.
+    #: Counters that were compared, could not be judged, or are CLOSED; and hashes whose amount cannot be read.
     count = unjudged = closed = unreadable = 0
 
     def begin(self) -> None:
-        """Before the walk over the hashes."""
+        """Called before the walk over the hashes."""
 
-    def see(self, observation: Observation) -> None:
-        """An entry of the walk that holds amounts."""
+    def add(self, observation: Observation) -> None:
+        """Called for each entry that holds amounts."""
 
     def end(self) -> None:
-        """After the walk over the hashes."""
+        """Called after the walk over the hashes."""
 
     def drifts(self) -> Iterable[Finding]:
-        """The counters that are not what the hashes hold."""
+        """The counters that differ from what the hashes hold."""
         return ()

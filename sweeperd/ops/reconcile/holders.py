@@ -9,12 +9,13 @@ from pydantic import BeforeValidator, Field
 from sweeperd.config import SweepSettings
 from sweeperd.document import Document, Text
 from sweeperd.ops.reconcile.subjects import Reservations
+from sweeperd.store.errors import is_wrong_type
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
 
 
 class HolderDocument(Document):
-    """A reservation with an amount of the budget."""
+    """A reservation that holds a part of the budget."""
 
     id: Text
     amount: int
@@ -29,20 +30,17 @@ _HOLDER_FIELDS = ["tenant", "state", "created_at", "expires_at", "quarantined_at
 
 
 def read_budget(shard: Shard, budget: bytes) -> dict[bytes, bytes] | None:
-    """The fields of a budget, given by key; None if there is no such hash. Raises redis.RedisError."""
+    """The fields of a budget; None if there is no such hash."""
     try:
         return cast(dict[bytes, bytes], shard.client.hgetall(budget)) or None
     except redis.ResponseError as error:
-        if "WRONGTYPE" not in str(error):
+        if not is_wrong_type(error):
             raise
         return None
 
 
 def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterator[HolderDocument]:
-    """
-    The reservations that hold an amount of the budget when read; quarantined ACTIVE reservations hold too. No
-    reservation comes twice. Raises RedisUnavailable, redis.RedisError.
-    """
+    """The reservations that hold a part of the budget when they are read, quarantined ones included, each once."""
     known, now = set[bytes](), shard.read_clock()
     with Reservations(shard, settings) as subject:
         for _, ids in subject.hashes():
@@ -57,7 +55,7 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
 
 
 def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:
-    """The amount of this budget in a holding of reconcile_look.lua; None if there is none now."""
+    """The amount of this budget in a holding that reconcile_look.lua returned; None if it is none now."""
     if len(holding) < 4 or holding[0] == b"unreadable" or holding[1] not in (b"", b"?"):
         return None
     _, _, amount, unit, *scopes = holding

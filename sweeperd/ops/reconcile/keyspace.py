@@ -11,21 +11,20 @@ from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 
-#: How many keys one SCAN visits: about 0.1 ms of Redis's time.
+#: Keys that one SCAN visits: about 0.1 ms of Redis's time.
 PAGE = 200
 
 
 class Keyspace:
-    """Pages of keys and of index entries, at the pace of `throttle`. Raises RedisUnavailable if the server changes."""
+    """Pages of keys and of index entries, throttled. Raises RedisUnavailable if the server changes."""
 
     def __init__(self, shard: Shard, throttle: Throttle, index: bytes, no_entry: bytes) -> None:
-        """`no_entry`: a key that has the form of an entry's hash, and never exists."""
+        """`no_entry`: a key in the form of an entry's hash that never exists."""
         self._shard = shard
         self._client = shard.client
         self._throttle = throttle
         self._index = index
-        # In a Cluster all keys of a slot are on one node, or the server refuses this script: while a slot moves, a walk
-        # over one node would miss keys.
+        # While a slot of a Cluster moves, a walk over one node would miss keys; the server then refuses this script.
         self._one_node, self._one_node_call = Script("ops/one_node"), Call([index, no_entry], [])
         self.run_id = self._read_run_id()
         self._identified_at = time.monotonic()
@@ -34,12 +33,12 @@ class Keyspace:
         return int(self._client.dbsize())
 
     def keys(self, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """All keys that begin with `stem`: the cursor of the next page (0: none), and a page. A key may come twice."""
+        """All keys that begin with `stem`: the cursor of the next page (0: none), and a page. May repeat a key."""
         pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", stem) + b"*"
         return self._pages(lambda at: self._client.scan(at, match=pattern, count=PAGE), cursor)
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids in the index, page by page like `keys`."""
+        """The ids in the index, paged like `keys`."""
         pages = self._pages(lambda at: self._client.zscan(self._index, at, count=PAGE), cursor)
         return ((following, [entry for entry, _ in entries]) for following, entries in pages)
 

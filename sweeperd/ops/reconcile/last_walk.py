@@ -18,16 +18,16 @@ ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 
 class WalkCursor(Document):
     """
-    The place of an unfinished walk, from which a later walk goes on: JSON. A cursor of SCAN is valid for a single run
-    of the server, so a later walk goes on only if the server's `run_id` is still the same.
+    The place where a later walk resumes an unfinished one: JSON. A SCAN cursor is only valid for one run of the server,
+    so the server's `run_id` must still be the same.
     """
 
     run_id: str
-    #: When the walk began, ms on Redis's clock, and how long the walk has taken so far, seconds.
+    #: When the walk began, ms on Redis's clock, and its duration so far, seconds.
     started_at: int
     seconds: float
     stage: WalkStage
-    #: The cursor of SCAN or ZSCAN, by stage.
+    #: The cursor of SCAN or ZSCAN, depending on the stage.
     position: int
     hashes: int
     entries: int
@@ -38,7 +38,6 @@ class WalkCursor(Document):
     findings: list[tuple[Fault, str, str, str]]
 
     def report(self, kind: Kind) -> ReconcileReport:
-        """The report of the walk up to this place."""
         same = self.model_dump(include={"hashes", "entries", "dismissed", "foreign_expiries", "started_at"})
         findings = [
             Finding(fault, bytes.fromhex(entry), score, wanted) for fault, entry, score, wanted in self.findings
@@ -47,12 +46,11 @@ class WalkCursor(Document):
 
 
 class LastWalk(Document):
-    """When the last complete walk ended, and how many faults of each sort were found: JSON."""
+    """When the last complete walk ended, and what it found: JSON."""
 
     #: ms on Redis's clock.
     finished_at: int
     found: dict[Fault, int]
-    #: EXPIRED reservations that another sweeper expired.
     foreign_expiries: int = 0
 
     @property
@@ -61,10 +59,7 @@ class LastWalk(Document):
 
 
 class WalkStore:
-    """
-    The fields of the hash `sweeperd:reconcile` for the walks over one kind: `last`, `report` and `cursor`, each with
-    the suffix of the kind; reservations have no suffix. Methods raise redis.RedisError.
-    """
+    """The fields `last`, `report` and `cursor` of one kind, with its suffix; reservations have no suffix."""
 
     def __init__(self, shard: Shard, suffix: str = "") -> None:
         self._shard = shard
@@ -73,11 +68,10 @@ class WalkStore:
         self._suffix = suffix
 
     def last(self) -> LastWalk | None:
-        """The last complete walk; None if there is none, or if the field cannot be read."""
         return self._read("last", LastWalk)
 
     def report(self) -> WalkedShardDocument | None:
-        """The report of the last complete walk; None if there is none, or if another version wrote the report."""
+        """The report of the last complete walk; None if there is none, or if another version wrote it."""
         last, report = self._client.hmget(self._key, f"last{self._suffix}", f"report{self._suffix}")
         try:
             finished_at = LastWalk.model_validate_json(last or b"").finished_at
@@ -90,11 +84,11 @@ class WalkStore:
         return self._read("cursor", WalkCursor)
 
     def write_cursor(self, cursor: WalkCursor) -> None:
-        """Keep the place of a walk. A full Redis refuses the write, and a later walk begins anew."""
+        """Stores the cursor of a walk. If Redis is full, it is lost, and the next walk starts over."""
         self._write({"cursor": cursor.model_dump_json()})
 
     def finish(self, walk: LastWalk, report: ReconcileReport) -> bool:
-        """A walk is complete. False if Redis is full and keeps nothing of it."""
+        """Stores a complete walk. Returns False if Redis is full."""
         self._client.hdel(self._key, f"cursor{self._suffix}")
         document = report.document(self._shard).model_dump(
             mode="json", exclude_unset=True, exclude={"shard", "address"}

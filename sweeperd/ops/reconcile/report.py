@@ -15,9 +15,9 @@ from sweeperd.sweep.backlog import FarAhead
 from sweeperd.sweep.kind import Budgets, Kind
 
 log = logging.getLogger(__name__)
-#: How many findings a report holds by default; all are counted.
+#: Up to how many findings a report holds by default; all are counted.
 FINDINGS = 100
-#: How many ids a report holds for `mend`, and how many of the reservations that another sweeper expired.
+#: Up to how many ids a report holds for `mend`, and of reservations that another sweeper expired.
 MENDABLE, NAMED = 1_000_000, 20
 
 
@@ -36,7 +36,7 @@ class Fault(enum.StrEnum):
 
     @property
     def mendable(self) -> bool:
-        """Whether `mend` removes the fault."""
+        """Whether `mend` repairs the fault."""
         return self in _MENDABLE
 
 
@@ -44,16 +44,16 @@ _MENDABLE = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE, Fault.SHORT_TTL)
 _MEANINGS = {
     Fault.LOST: "active hash that the index lacks; --repair adds it",
     Fault.ORPHAN: "index entry without a hash; --repair removes it",
-    Fault.WRONG_SCORE: "score in the index that is not the deadline of the hash; --repair sets it",
-    Fault.SHORT_TTL: "active hash whose TTL may end before the entry has expired; --repair makes the TTL longer",
-    Fault.FOREIGN_QUARANTINE: "reservation that another sweeper set aside; `quarantine adopt` takes it over",
-    Fault.BUDGET_DRIFT: "budget whose reserved is not what its reservations hold; see `ledger show`, --repair-budget",
-    Fault.SUM_DRIFT: "counter that is not the sum of what the active hashes hold",
+    Fault.WRONG_SCORE: "score in the index that differs from the deadline of the hash; --repair sets it",
+    Fault.SHORT_TTL: "active hash whose TTL may end before the entry expires; --repair extends the TTL",
+    Fault.FOREIGN_QUARANTINE: "reservation that another sweeper quarantined; `quarantine adopt` takes it over",
+    Fault.BUDGET_DRIFT: "budget whose reserved differs from what its reservations hold; see `ledger show`, "
+    "--repair-budget",
+    Fault.SUM_DRIFT: "counter that differs from the sum over the active hashes",
 }
 
 
 def faults_of(kind: Kind) -> tuple[Fault, ...]:
-    """The faults that a walk over this kind can find."""
     foreign = (Fault.FOREIGN_QUARANTINE,) if kind.cycles else ()
     drift = Fault.BUDGET_DRIFT if isinstance(kind.counters, Budgets) else Fault.SUM_DRIFT
     return (*_MENDABLE, *foreign, drift)
@@ -61,8 +61,8 @@ def faults_of(kind: Kind) -> tuple[Fault, ...]:
 
 class WalkStage(enum.StrEnum):
     """
-    The stages of a walk. A walk over reservations reads the budgets first, and adds up for them on the way over the
-    hashes; for all other counters a walk adds up after the index, and again if a counter seems wrong.
+    A walk over reservations reads the budgets first, and sums up while it walks the hashes. Any other walk sums up
+    after the index, and again if a counter seems wrong.
     """
 
     BUDGETS = "reading the budgets"
@@ -77,7 +77,7 @@ def _one_of(*faults: Fault) -> WithJsonSchema:
 
 
 class IndexFindingDocument(Document):
-    """A fault of the index, or of the TTL of a hash."""
+    """A fault of the index or of the TTL of a hash."""
 
     fault: Annotated[Fault, _one_of(*_MENDABLE, Fault.FOREIGN_QUARANTINE)]
     id: Text = Field(validation_alias="subject")
@@ -90,7 +90,7 @@ class IndexFindingDocument(Document):
 
 
 class CounterFindingDocument(Document):
-    """A counter that is not what the hashes hold."""
+    """A counter that differs from what the hashes hold."""
 
     fault: Annotated[Fault, _one_of(Fault.BUDGET_DRIFT, Fault.SUM_DRIFT)]
     key: Text = Field(validation_alias="subject")
@@ -108,15 +108,15 @@ FindingDocument = IndexFindingDocument | CounterFindingDocument
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One fault. `subject`: the id of an entry, or the key of a counter; `field`: the field of the counter."""
+    """One fault of an entry, given by id, or of a counter, given by key and `field`."""
 
     fault: Fault
     subject: bytes
-    #: The value there is, and the right value: scores as text, or amounts.
+    #: The actual and the correct value: scores as text, or amounts.
     found: str
     expected: str
     field: bytes = b""
-    #: The least and the most that the difference of a counter can be.
+    #: The least and the greatest possible difference of a counter.
     bounds: tuple[int, int] | None = None
     #: How long the hash of a SHORT_TTL had left.
     ttl_ms: int | None = None
@@ -125,8 +125,8 @@ class Finding:
     @property
     def evidence(self) -> str:
         """
-        The fault of an entry, and the score or the deadline that shows it: of a slot that is used again, both
-        observations of a fault may be true of a moment, but not of the same entry.
+        The fault and the score or deadline that shows it. An id may be reused between two observations: then both are
+        true, but of different entries.
         """
         return f"{self.fault}:{self.found or self.expected}"
 
@@ -140,14 +140,14 @@ class Finding:
 
 @dataclass
 class Tally:
-    """The numbers of a walk, or of a page of a walk, so far."""
+    """The counts of a walk, or of one page."""
 
-    #: Hashes and index entries that were read; the few that SCAN returns twice count twice.
+    #: Hashes and index entries that were read; those that SCAN returns twice count twice.
     hashes: int = 0
     entries: int = 0
-    #: Reservations that an operator dismissed from the quarantine, which still hold amounts.
+    #: Reservations that were dismissed from the quarantine and still hold amounts.
     dismissed: int = 0
-    #: EXPIRED reservations without `expired_event`, which another sweeper expired; and the first ids.
+    #: EXPIRED reservations without `expired_event`, which another sweeper expired, and the first ids.
     foreign_expiries: int = 0
     foreign_ids: list[bytes] = field(default_factory=list)
     found: Counter[Fault] = field(default_factory=Counter)
@@ -163,11 +163,9 @@ class Tally:
             self.mendable[finding.subject] = finding.evidence
 
     def merge(self, page: "Tally", limit: int) -> None:
-        """Add the numbers of a page, and keep findings up to `limit`."""
-        self.hashes += page.hashes
-        self.entries += page.entries
-        self.dismissed += page.dismissed
-        self.foreign_expiries += page.foreign_expiries
+        """Adds the counts of a page, and keeps up to `limit` findings."""
+        for name in ("hashes", "entries", "dismissed", "foreign_expiries"):
+            setattr(self, name, getattr(self, name) + getattr(page, name))
         self.foreign_ids += page.foreign_ids[: NAMED - len(self.foreign_ids)]
         self.found += page.found
         self.findings += page.findings[: max(0, limit - len(self.findings))]
@@ -175,7 +173,7 @@ class Tally:
 
 
 class WalkedShardDocument(Document):
-    """One walk over one kind on one shard; --last has several for each shard."""
+    """A walk over one kind on one shard; --last lists several for each shard."""
 
     shard: str
     address: str
@@ -188,7 +186,7 @@ class WalkedShardDocument(Document):
     )
     counters_unjudged: Count = Field(
         validation_alias="unjudged",
-        description="Counters that could not be compared: too much happened, or something cannot be read.",
+        description="Counters that could not be compared: traffic was too heavy, or something cannot be read.",
     )
     counters_closed: Count = Field(validation_alias="closed", description="CLOSED budgets, which are not compared.")
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
@@ -198,14 +196,12 @@ class WalkedShardDocument(Document):
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
     far_ahead: Count = Field(description="Index entries whose deadline is more than 100 years ahead.")
     far_ahead_unit: str = Field(
-        description="The unit that these deadlines are probably in, such as microseconds; empty if none fits."
+        description="The likely unit of these deadlines, such as microseconds; empty if none fits."
     )
     foreign_expired_ids: list[Text] = Field(
         validation_alias="foreign_ids", description="The ids of the first of these reservations."
     )
-    resumed: bool = Field(
-        description="Whether the walk went on from the place of an earlier walk that was interrupted."
-    )
+    resumed: bool = Field(description="Whether the walk resumed an earlier one that was interrupted.")
     found: dict[str, Count] = Field(description="Kind of finding to number.")
     mended: dict[str, Count]
     findings: list[FindingDocument]
@@ -226,7 +222,7 @@ class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also 
 
 
 class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-budget BUDGET --json"):
-    """The result for one budget. If the budget was judged, the numbers are there."""
+    """The result for one budget, with the figures if it was judged."""
 
     budget: Argument
     result: str = Field(description="repaired, no drift, or why nothing was done.")
@@ -238,21 +234,18 @@ class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-b
 @dataclass(kw_only=True)
 class ReconcileReport(Tally):
     kind: Kind
-    #: Counters, budgets or sums, that were compared with the amounts in the hashes; that could not be compared; and
-    #: CLOSED budgets, which are not compared.
+    #: As in WalkedShardDocument.
     counters: int = 0
     unjudged: int = 0
     closed: int = 0
-    #: Active hashes whose amount, or whose counters, cannot be read.
     unreadable: int = 0
-    #: Whether the walk went on from an earlier walk's cursor.
     resumed: bool = False
     mended: Counter[Fault] = field(default_factory=Counter)
     far: FarAhead = field(default_factory=FarAhead)
     #: ms on Redis's clock.
     started_at: int = 0
     duration_seconds: float = 0.0
-    #: How many entries `mend` has written; all other mended entries were right by then.
+    #: Entries that `mend` has written; the other mended entries were already correct.
     changed: int = 0
 
     @property
@@ -261,11 +254,9 @@ class ReconcileReport(Tally):
 
     @property
     def remaining(self) -> int:
-        """How many findings are not mended."""
         return self.found.total() - self.mended.total()
 
     def document(self, shard: Shard) -> WalkedShardDocument:
-        """The report for JSON, of a walk on this shard."""
         faults = faults_of(self.kind)
         return WalkedShardDocument.made_of(
             self,

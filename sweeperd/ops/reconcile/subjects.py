@@ -1,4 +1,4 @@
-"""Reads and judges what a walk goes over: the reservations, or the entries of a configured kind."""
+"""Reads the entries of a kind for a walk, and detects their faults."""
 
 import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,9 +22,9 @@ from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Budgets, Kind
 from sweeperd.sweep.reservations import reservations
 
-#: How many reservations one script reads (0.1 to 0.2 ms of Redis's time), and how many one round trip.
+#: Reservations that one script reads (0.1 to 0.2 ms of Redis's time), and that one round trip reads.
 SCRIPT_BATCH, BATCH = 5, 50
-#: How many entries are checked in one round trip.
+#: Entries that one round trip checks.
 CONFIRM = 50
 
 #: (stage, keys done so far, keys expected in all)
@@ -37,21 +37,21 @@ class Observation(NamedTuple):
     """An entry with a hint of a fault, or with amounts."""
 
     entry: bytes
-    #: A fault, `dismissed`, `foreign_expiry`, or nothing.
+    #: A fault, `dismissed`, `foreign_expiry`, or empty.
     mark: bytes
-    #: The amounts of the entry, as reconcile_look.lua replies.
+    #: The amounts of the entry, as reconcile_look.lua returns them.
     holding: Sequence[bytes] = ()
-    #: As `Finding.evidence`; empty if not known.
+    #: Like `Finding.evidence`; empty if unknown.
     evidence: str = ""
 
 
 class Subject(abc.ABC):
     """
-    The entries of one kind on one shard, at the pace of `throttle`. Methods raise RedisUnavailable, redis.RedisError,
-    Interrupted, and KindRefused if the kind's script is broken.
+    The entries of one kind on one shard, throttled. Methods raise Interrupted, and KindRefused if the kind's script is
+    broken.
     """
 
-    #: The other kinds whose pattern of keys has at least as much text: their hashes may fit this kind too.
+    #: Kinds with a key pattern that is at least as specific: their hashes may match this kind's pattern too.
     closer: Sequence[Kind] = ()
 
     def __init__(self, shard: Shard, kind: Kind, throttle: Throttle | None) -> None:
@@ -69,24 +69,23 @@ class Subject(abc.ABC):
 
     @cached_property
     def keyspace(self) -> Keyspace:
-        """The keys of the shard, on the server that is there now."""
         return Keyspace(self.shard, self.throttle, self.kind.index, self.kind.hash_key(b""))
 
     @cached_property
     def size(self) -> int:
-        """How many keys the database holds when the walk begins."""
+        """The number of keys in the database when the walk begins."""
         return self.keyspace.size()
 
     def is_entry(self, key: bytes) -> bool:
-        """Whether `key` is the name of an entry's hash, and of no kind with a closer pattern."""
+        """Whether `key` names a hash of this kind and not of a more specific one."""
         return self.kind.names(key) and key != self.kind.index and not any(kind.names(key) for kind in self.closer)
 
     def keys(self, stage: WalkStage, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """All keys that begin with `stem`, as `Keyspace.keys` gives them, with progress."""
+        """Like `Keyspace.keys`, with progress."""
         return self._told(stage, self.keyspace.keys(stem, cursor))
 
     def hashes(self, stage: WalkStage = WalkStage.HASHES, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids of all hashes: the cursor of the next page (0: none), and a page. An id may come twice."""
+        """The ids of all hashes: the cursor of the next page (0: none), and a page. May repeat an id."""
         for following, page in self.keys(stage, self.kind.stem, cursor):
             yield (
                 following,
@@ -94,7 +93,7 @@ class Subject(abc.ABC):
             )
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids in the index, page by page like `hashes`."""
+        """The ids in the index, paged like `hashes`."""
         return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
 
     def orphans(self, ids: Sequence[bytes]) -> Iterator[Observation]:
@@ -107,14 +106,13 @@ class Subject(abc.ABC):
         yield from self.faults(found)
 
     def faults(self, ids: Sequence[bytes]) -> Iterator[Observation]:
-        """The entries with a fault."""
         for finding in self.check(ids):
             yield Observation(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
 
     def check(self, ids: Sequence[bytes], *, mend: Mapping[bytes, str] = MappingProxyType({})) -> list[Finding]:
         """
-        The faults of these ids. Each entry is decided and read in one step, and in the same step mended if the evidence
-        of the fault is still that of `mend`.
+        The faults of these ids. One script reads and judges an entry, and repairs it if its evidence is still that of
+        `mend`.
         """
         found = []
         for part in batches(ids, CONFIRM):
@@ -129,18 +127,15 @@ class Subject(abc.ABC):
 
     @abc.abstractmethod
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        """The call of the kind's `index_check`; `mend`: the evidence of the fault to mend."""
+        """The call of the kind's `index_check`; `mend` is the evidence of the fault to repair."""
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Raises redis.RedisError, also if only one call fails."""
+        """Raises redis.RedisError even if only one call fails."""
         return accepted(script.run_many(self.shard.client, calls))
 
     @abc.abstractmethod
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
-        """
-        The entries with a hint or an amount. `since_ms`: an amount that ended before this moment is not held; None: no
-        amount is read.
-        """
+        """The entries with a hint, or with an amount that they held after `since_ms` (None: amounts are not read)."""
 
     def _told(self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]) -> Iterator[tuple[int, list[bytes]]]:
         for number, page in enumerate(pages, 1):
@@ -149,13 +144,13 @@ class Subject(abc.ABC):
 
 
 class Reservations(Subject):
-    """The reservations, which hold amounts of budgets. A separate connection reads the hashes."""
+    """The reservations, which hold amounts of budgets. Their hashes are read on a separate connection."""
 
     def __init__(self, shard: Shard, settings: SweepSettings, throttle: Throttle | None = None) -> None:
         super().__init__(shard, reservations(shard.keys, settings), throttle)
         self._grace_ms = milliseconds(settings.grace)
-        #: How long an ended reservation stays readable, ms: the shortest time by the settings and by the TTLs read so
-        #: far, because other writers may have other settings.
+        #: How long an ended reservation stays readable, ms: the least of the settings and the TTLs read so far, because
+        #: other writers may have other settings.
         self.retention_ms = milliseconds(settings.audit_retention)
         self._pipeline = self._opened.enter_context(ScriptPipeline(Script("ops/reconcile_look"), shard.client))
 
@@ -183,10 +178,9 @@ class Reservations(Subject):
 
 
 class ConfiguredKind(Subject):
-    """One of `[[kinds]]`. The script of the kind, with no write sent, says whether a hash is active."""
+    """One of `[[kinds]]`, whose script, in a dry run, says whether a hash is active."""
 
     def __init__(self, shard: Shard, kind: Kind, throttle: Throttle | None = None, others: Sequence[Kind] = ()) -> None:
-        """`others`: the other kinds."""
         super().__init__(shard, kind, throttle)
         least = len(kind.stem + kind.end)
         self.closer = [each for each in others if len(each.stem + each.end) >= least]
@@ -199,10 +193,7 @@ class ConfiguredKind(Subject):
         return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """
-        If the kind's script fails, the walk ends: else no entry would seem active. Raises KindRefused if the script
-        would fail for each entry, or was killed.
-        """
+        """Raises KindRefused if the script fails for each entry or was killed: otherwise no entry would seem active."""
         try:
             return super().run(script, calls)
         except redis.ResponseError as error:

@@ -1,4 +1,11 @@
-"""Compares the counters that a configured kind declares in `sums` with its hashes."""
+"""
+Compares the counters that a configured kind declares in `sums` with its hashes.
+
+A walk reads the hashes first and the counters afterwards, so work in between makes both differ. A difference is a
+finding only if AGREEING walks in a row agree on the counter, the sum, and the entries behind the sum, each with its
+amount and its deadline. One script reads whether an entry is active, its amount, and the counter: if the counter
+differs beside two of its entries, the walk does not agree. If nothing is suspect, one walk is enough.
+"""
 
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -13,21 +20,21 @@ from sweeperd.store.scripts import Script, batches, run_commands
 from sweeperd.sweep.kind import Outcome
 from sweeperd.text import whole
 
-#: How many walks have to agree on a sum. If an entry comes and goes while a similar entry takes its place, a walk may
-#: see a difference. The same difference in each of AGREEING walks is improbable.
+#: How many walks have to agree on a sum. One walk may see a difference if an entry takes the place of a similar one;
+#: that all of them see the same difference is improbable.
 AGREEING = 5
 #: Key and field.
 Counted = tuple[bytes, bytes]
 
 
 class _Sum(NamedTuple):
-    """A counter in one walk: the value (None: no number), the sum over the hashes, and the entries behind the sum."""
+    """A counter in one walk: its value (None: not a number), the sum over the hashes, and the entries behind it."""
 
     holds: int | None
     held: int
     #: The sum of the fingerprints of the entries.
     entries: int
-    #: Whether the counter had the same value in the whole walk.
+    #: Whether the counter kept its value during the walk.
     steady: bool
 
 
@@ -41,11 +48,10 @@ class SumCounters(Counters):
         self._client = subject.shard.client
         self._prefix = subject.shard.keys.prefix
         self._sums = declared
-        #: Hashes, index, walks for the sums, and a search for the counters of each sum.
+        # Hashes, index, walks for the sums, and a search for the counters of each sum.
         self.passes = 2 + AGREEING + len(self._sums)
 
     def drifts(self) -> Iterator[Finding]:
-        """The counters with a difference on which all walks agree."""
         first = self._walk(WalkStage.COUNTERS, None)
         self.count = len(first)
         self.unjudged = sum(1 for each in first.values() if each.holds is None)
@@ -63,7 +69,7 @@ class SumCounters(Counters):
             yield Finding(Fault.SUM_DRIFT, key, str(each.holds or 0), str(each.held), name, bounds)
 
     def _walk(self, stage: WalkStage, only: Collection[Counted] | None) -> dict[Counted, _Sum]:
-        """One walk; `only`: for these counters."""
+        """Adds up all counters, or `only` these."""
         held: dict[Counted, tuple[int, int]] = {}
         self.unreadable = 0
         # The values of each counter in this walk.
@@ -99,14 +105,14 @@ class SumCounters(Counters):
                     held[counted] = sum_so_far + amount, entries + fingerprint(entry, amount, deadline)
 
     def _declared(self) -> Iterator[Counted]:
-        """The counters that may exist, also if no entry holds an amount of them."""
+        """The counters that may exist, even if no entry holds a part of them."""
         for declared in self._sums:
             word, name = parse_word(declared.key), parse_word(declared.field)
             if all(isinstance(part, str) for part in name):
                 yield from ((key, declared.field.encode()) for key in self._like(word))
 
     def _like(self, word: Word) -> Iterator[bytes]:
-        """The keys that this template can name, without the entries of the kind."""
+        """The keys that this template can produce, except the entries of the kind."""
         texts = [part if isinstance(part, str) else "" for part in word]
         stem, end = self._prefix + texts[0].encode(), texts[-1].encode()
         if all(texts):
@@ -129,8 +135,8 @@ class SumCounters(Counters):
 
 def fingerprint(entry: bytes, amount: int, deadline: bytes) -> int:
     """
-    64 bits for an entry, its amount and its deadline, to be added up in any order. `hash` of a tuple will not do: it is
-    so regular that two entries that exchange amounts often have the same sum.
+    64 bits for an entry, its amount and its deadline, which can be added up in any order. Python's `hash` of a tuple is
+    too regular: two entries that swap amounts often have the same sum.
     """
     digest = hashlib.blake2b(b"%d %d %b %b" % (amount, len(deadline), deadline, entry), digest_size=8).digest()
     return int.from_bytes(digest, "big")

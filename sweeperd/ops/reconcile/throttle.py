@@ -1,4 +1,4 @@
-"""Paces a walk so that other clients of Redis do not notice it."""
+"""Throttles a walk so that other clients of Redis do not notice it."""
 
 import contextlib
 import threading
@@ -8,28 +8,27 @@ from collections.abc import Iterator
 from sweeperd import progress
 from sweeperd.context import DEFAULT_TIMING, Timing
 
-#: If other clients keep Redis busy, a walk rests after each step for REST times the duration of the step: at most a
-#: quarter of the time is then work.
+#: While other clients keep Redis busy, a walk rests after each step for REST times as long as the step took.
 REST = 3.0
-#: The part of a step spent on waiting for other clients: up to QUIET there is no rest, from BUSY on a full rest.
+#: Share of a step spent waiting for other clients: up to QUIET the walk does not rest, from BUSY on it rests fully.
 QUIET, BUSY = 0.15, 0.5
-#: How much of the estimate comes from the last step.
+#: Weight of the last step in the moving average.
 WEIGHT = 0.05
-#: The shortest known round trip grows by this factor with each step, so that a lucky step is forgotten.
+#: The shortest known round trip grows by this factor with each step, to forget a lucky one.
 FLOOR_GROWTH = 1.02
 
 
 class Interrupted(Exception):
-    """The walk was asked to stop."""
+    """The walk was told to stop."""
 
 
 class Throttle:
     """
-    At most `rate` keys per second (None: no limit), and a rest after each step that grows with the load of other
-    clients. `stop` ends the walk at its next step. Each method raises Interrupted.
+    Limits a walk to `rate` keys per second (None: no limit), and rests after each step, the longer the busier other
+    clients are. `stop` ends the walk at its next step. Methods raise Interrupted.
 
-    If a step reports how long Redis worked on the step, the rest of the step's time was spent on waiting: for the
-    network, which the shortest wait so far shows, and for other clients.
+    If a step reports how long Redis worked on it, the remaining time went to the network, as estimated by the shortest
+    wait so far, and to other clients.
     """
 
     def __init__(
@@ -40,17 +39,17 @@ class Throttle:
         self._stop = stop or threading.Event()
         self._began = self._next = time.monotonic()
         self._floor: float | None = None
-        #: Until steps have shown that Redis is idle, Redis counts as busy.
+        #: Redis counts as busy until steps have shown that it is idle.
         self._others = BUSY
 
     def raise_rate(self, rate: float) -> None:
-        """Allow at least so many keys per second."""
+        """Allows at least this many keys per second."""
         if self._rate is not None:
             self._rate = max(self._rate, rate)
 
     @contextlib.contextmanager
     def step(self, keys: int = 0) -> Iterator[None]:
-        """The block is one step, which visits so many keys."""
+        """Runs the block as one step that visits this many keys."""
         self.begin()
         yield
         self.end(keys)
@@ -62,8 +61,8 @@ class Throttle:
 
     def end(self, keys: int = 0, busy: float | None = None) -> None:
         """
-        The step has ended and has visited so many keys; Redis worked on the step for `busy` seconds (None: unknown).
-        Waits as long as the rate and the other clients ask for.
+        Ends a step that visited this many keys, on which Redis worked for `busy` seconds (None: unknown). Waits as long
+        as the rate and the other clients require.
         """
         now = time.monotonic()
         elapsed = now - self._began
@@ -76,7 +75,6 @@ class Throttle:
         self.wait(rest)
 
     def wait(self, seconds: float) -> None:
-        """Wait for something else."""
         if seconds > 0 and progress.pause(self._stop, seconds):
             raise Interrupted
 

@@ -1,8 +1,8 @@
 """
-One walk over a subject: hashes, index, counters. Afterwards `mend` may mend the index.
+Walks over the hashes, the index and the counters of a kind, and repairs the index.
 
-The pages of a walk are settled in order, when all hints of a page were read again, and only then counted: if a later
-walk goes on at the first page that is not settled, no page is counted twice or left out.
+Pages are settled in order, once all their hints were read again, and only then counted. So a later walk that resumes at
+the first unsettled page neither misses a page nor counts it twice.
 """
 
 import time
@@ -25,7 +25,6 @@ from sweeperd.sweep.proof import may_be_trusted
 
 
 def counters_of(subject: Subject) -> Counters:
-    """The budgets of reservations, the sums of a configured kind."""
     if isinstance(subject, Reservations):
         return BudgetCounters(subject)
     sums = subject.kind.counters
@@ -34,7 +33,7 @@ def counters_of(subject: Subject) -> Counters:
     return Counters()
 
 
-#: How many hints wait at most until they are read again.
+#: Up to how many hints wait to be read again.
 WAITING = 50_000
 #: A stage of the walk and its cursor.
 Place = tuple[WalkStage, int]
@@ -49,11 +48,11 @@ def reconcile(
     checkpoint: Callable[[WalkCursor], None] = lambda _: None,
 ) -> ReconcileReport:
     """
-    Walk a subject, and change nothing. If the walk would take longer than `within` seconds, the rate of the throttle is
-    raised. `limit` findings are kept. `resume`: the place to go on from, if the server is still the same. `checkpoint`
-    gets the place of the walk now and then, and when the throttle stops the walk.
+    Walks a subject without changing anything, and keeps up to `limit` findings. The throttle's rate is raised if the
+    walk would take longer than `within` seconds. The walk resumes at `resume` if the server is still the same, and
+    calls `checkpoint` with its cursor from time to time, and when it is stopped.
 
-    Raises RedisUnavailable, redis.RedisError, Interrupted, and KindRefused if the script of the kind is broken.
+    Raises Interrupted, and KindRefused if the script of the kind is broken.
     """
     with subject.shard.reaching(), subject:
         counters = counters_of(subject)
@@ -63,7 +62,7 @@ def reconcile(
             resume = None
         report = _Walk(subject, counters, limit, resume, checkpoint).run()
         if not report.found[Fault.LOST] and not may_be_trusted(subject.shard, subject.kind):
-            # To a kind with a wrong `key` each entry looks like an orphan. A lost hash shows that the key is right.
+            # If the `key` of a kind is wrong, each entry looks like an orphan. A lost hash shows that it is right.
             orphan = f"{Fault.ORPHAN}:"
             report.mendable = {key: seen for key, seen in report.mendable.items() if not seen.startswith(orphan)}
         return report
@@ -71,10 +70,9 @@ def reconcile(
 
 def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
     """
-    Mend the faults of the index in the report, without another walk; returns the report with the mended findings. Each
-    entry is decided, read and written in one step. An entry that is right by now is not written, and counts as mended.
-    An entry with another fault, or another deadline, than in the report is left alone, and stays a finding. No counter
-    is changed. Raises RedisUnavailable, redis.RedisError, Interrupted.
+    Repairs the index without another walk, and returns the report with what was mended. One script judges and writes an
+    entry. An entry that is correct by now counts as mended. If its fault or its deadline has changed, it is left alone
+    and stays a finding. Counters are not changed. Raises Interrupted.
     """
     wanted = report.mendable
     with subject.shard.reaching():
@@ -90,26 +88,26 @@ def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
 
 @dataclass
 class _Page:
-    """A page of hashes or of index entries, and the numbers of this page."""
+    """A page of hashes or of index entries, with its counts."""
 
     place: Place
     tally: Tally = field(default_factory=Tally)
     visited: bool = False
-    #: Hints that are not read again yet.
+    #: Hints that were not read again yet.
     waiting: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Hint:
-    """Something seems wrong with an entry."""
+    """An entry that may have a fault."""
 
     #: Monotonic, seconds.
     seen_at: float
     entry: bytes
     page: _Page
-    #: The evidence of the first observation; empty if the same id is never used again.
+    #: The evidence of the first observation; empty if ids are never reused.
     evidence: str
-    #: How often the fault was seen, each time with other evidence.
+    #: How often the fault was observed, each time with different evidence.
     observations: int = 1
 
 
@@ -135,11 +133,11 @@ class _Walk:
         self._began = time.monotonic() - (resume.seconds if resume else 0.0)
         self._saved_at = time.monotonic()
         self._from: Place = (resume.stage, resume.position) if resume else (WalkStage.HASHES, 0)
-        #: The place of the first page that is not begun; None before the first page.
+        #: The place of the next page; None before the first.
         self._next: Place | None = None
         self._pages: deque[_Page] = deque()
         self._hints: deque[_Hint] = deque()
-        #: SCAN may return a key twice, and both the hashes and the index lead to an entry.
+        #: SCAN may repeat a key, and an entry is found through its hash and through the index.
         self._reported = BloomFilter(subject.size)
 
     def run(self) -> ReconcileReport:
@@ -166,7 +164,7 @@ class _Walk:
         return report
 
     def _walk_hashes(self, position: int) -> None:
-        # The numbers of the interrupted walk are lost, so a walk that goes on adds up for the counters afterwards.
+        # The sums of the interrupted walk are lost, so a resumed walk sums up for the counters afterwards.
         counted = not self._report.resumed
         if counted:
             self._counters.begin()
@@ -176,7 +174,7 @@ class _Walk:
             page.tally.hashes = len(ids)
             for observation in self._subject.look(ids, self._counters.since_ms if counted else None):
                 if observation.holding and counted:
-                    self._counters.see(observation)
+                    self._counters.add(observation)
                 self._note(observation, page)
         if counted:
             self._counters.end()
@@ -190,7 +188,7 @@ class _Walk:
     def _walked(
         self, stage: WalkStage, following: WalkStage, pages: Iterator[tuple[int, list[bytes]]], position: int
     ) -> Iterator[tuple[_Page, list[bytes]]]:
-        """The pages of a stage. After each page, settle hints that have waited long enough."""
+        """The pages of a stage. After each page, hints that have waited long enough are settled."""
         for cursor, ids in pages:
             page = _Page((stage, position))
             self._pages.append(page)
@@ -216,7 +214,7 @@ class _Walk:
         self._hints.append(_Hint(time.monotonic(), observation.entry, page, observation.evidence, observations))
 
     def _settle(self, *, all_of_them: bool = False) -> None:
-        """Read hints again that have waited long enough. If there are too many, or for `all_of_them`, wait first."""
+        """Reads hints again that have waited long enough. Waits if there are too many, or for `all_of_them`."""
         self._count()
         while self._hints:
             wait = self._hints[0].seen_at + self._timing.settle_faults - time.monotonic()
@@ -224,15 +222,15 @@ class _Walk:
                 return
             self._throttle.wait(wait)
             latest = time.monotonic() - self._timing.settle_faults
-            ripe = [hint for hint in islice(self._hints, CONFIRM) if hint.seen_at <= latest]  # in the order of time
-            self._confirm(ripe)
-            for hint in ripe:
+            ready = [hint for hint in islice(self._hints, CONFIRM) if hint.seen_at <= latest]
+            self._confirm(ready)
+            for hint in ready:
                 self._hints.popleft()
                 hint.page.waiting -= 1
             self._count()
 
     def _confirm(self, hints: list[_Hint]) -> None:
-        """The walk over the index finds entries without a hash; the walk over the hashes finds all other faults."""
+        """The index leads to entries without a hash, the hashes lead to all other faults."""
         entries = list(dict.fromkeys(hint.entry for hint in hints))
         found = {finding.subject: finding for finding in self._subject.check(entries)}
         for hint in hints:
@@ -240,7 +238,7 @@ class _Walk:
             if finding is None or (finding.fault is Fault.ORPHAN) is not in_index:
                 continue
             if hint.evidence not in ("", finding.evidence) and hint.observations < AGREEING:
-                # The id is used again, or its deadline is moved all the time: another hint, or in the end a fault.
+                # The id was reused, or its deadline keeps moving: a new hint, and after AGREEING of them a fault.
                 self._hint(Observation(hint.entry, b"", evidence=finding.evidence), hint.page, hint.observations + 1)
             elif not self._reported.add(hint.entry):
                 hint.page.tally.add(finding)
@@ -251,7 +249,7 @@ class _Walk:
 
     @property
     def _place(self) -> Place | None:
-        """The first page that is not settled; if all are settled, the next page."""
+        """The first unsettled page, or else the next page."""
         return self._pages[0].place if self._pages else self._next
 
     def _cursor(self, place: Place) -> WalkCursor:

@@ -41,47 +41,38 @@ def test_all_is_well(authority: Authority) -> None:
             assert {check: level for check, (level, _) in found.items()} == dict.fromkeys(
                 ("connectable", "client_cert", "ca", "certificate"), OK
             )
-            assert "valid until 30" in found["certificate"][1]
-        assert "its proxy 127.0.0.1 is" in found["connectable"][1]
+            assert "until 30" in found["certificate"][1]
+        assert "proxy 127.0.0.1" in found["connectable"][1]
         assert "p@ss" not in str(found)
         assert len(proxy.passed) == 1
     assert not receiver.requests, "nothing is sent"
 
 
-@pytest.mark.parametrize(
-    ("left", "level", "says"),
-    [(datetime.timedelta(days=20), WARNING, "in 20 days"), (datetime.timedelta(days=-1), FAILURE, "expired at")],
-)
-def test_a_client_certificate_that_expires(
-    left: datetime.timedelta, level: CheckLevel, says: str, authority: Authority
-) -> None:
+@pytest.mark.parametrize(("days", "level", "says"), [(20, WARNING, "20 days"), (-1, FAILURE, "expired")])
+def test_a_client_certificate_that_expires(days: int, level: CheckLevel, says: str, authority: Authority) -> None:
     # A minute more, so that the days are whole ones.
-    expiry = datetime.datetime.now(datetime.UTC) + left + datetime.timedelta(minutes=1)
+    expiry = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=days, minutes=1)
     cert, key = authority.client(not_after=expiry)
-    found = rows("https://localhost/", None, client_cert=cert, client_key=key)
-    assert found["client_cert"][0] is level
-    assert says in found["client_cert"][1]
+    found = rows("https://localhost/", None, client_cert=cert, client_key=key)["client_cert"]
+    assert (found[0], says in found[1]) == (level, True)
 
 
-def test_the_receivers_certificate(authority: Authority) -> None:
-    with Receiver(tls=authority.server(expired=True)) as receiver:
-        expired = rows(receiver.url, ca=authority.ca())["certificate"]
-        receiver.tls = authority.server()
-        untrusted = rows(receiver.url)["certificate"]
-    assert expired == (FAILURE, "TLS: the receiver's certificate has expired")
-    assert untrusted == (FAILURE, "TLS: the receiver's certificate is not signed by a CA that is trusted here")
-
-
-def test_a_client_certificate_that_is_demanded(authority: Authority) -> None:
-    with Receiver(tls=authority.server(demands=True)) as receiver:
-        level, says = rows(receiver.url, ca=authority.ca())["certificate"]
-    assert (level, says) == (FAILURE, "TLS: the receiver demands a client certificate")
+@pytest.mark.parametrize(
+    ("server", "trusted", "reason"),
+    [({"expired": True}, True, "expired"), ({}, False, "signed"), ({"demands": True}, True, "client certificate")],
+)
+def test_a_certificate_that_is_refused(
+    server: dict[str, bool], trusted: bool, reason: str, authority: Authority
+) -> None:
+    with Receiver(tls=authority.server(**server)) as receiver:
+        level, says = rows(receiver.url, **({"ca": authority.ca()} if trusted else {}))["certificate"]
+    assert (level, says[:3], reason in says) == (FAILURE, "TLS", True)
 
 
 def test_a_proxy_that_refuses(authority: Authority) -> None:
     with Receiver(tls=authority.server()) as receiver, ForwardProxy("user:password") as proxy:
         level, says = rows(receiver.url, ca=authority.ca(), proxy=proxy.url())["certificate"]
-    assert (level, says) == (FAILURE, "it answers 407 Proxy Authentication Required")
+    assert (level, "407" in says) == (FAILURE, True)
 
 
 def test_a_proxy_that_is_not_there() -> None:
@@ -100,10 +91,10 @@ def test_the_proxy_of_the_environment_is_used_as_deliveries_use_it(
         straight = rows(receiver.url, ca=authority.ca())
         assert len(proxy.passed) == 1
     assert [found[check][0] for found in (through, straight) for check in ("connectable", "certificate")] == [OK] * 4
-    assert "the proxy of the environment, 127.0.0.1 is" in through["connectable"][1]
+    assert "environment, 127.0.0.1" in through["connectable"][1]
     assert "proxy" not in straight["connectable"][1]
     monkeypatch.setenv("NO_PROXY", "")
     monkeypatch.setenv("HTTPS_PROXY", "http://")
     for connect in (None, 5.0):
         ((level, says),) = rows("https://receiver.invalid/", connect).values()
-        assert (level, says.startswith("the proxy in $HTTPS_PROXY cannot be used")) == (FAILURE, True)
+        assert (level, "$HTTPS_PROXY" in says) == (FAILURE, True)

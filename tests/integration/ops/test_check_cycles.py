@@ -35,28 +35,26 @@ def test_a_recorded_installation(shard: Shard, client: redis.Redis) -> None:
     findings = found(shard)
     assert findings["cycles installation"].level is OK
     assert "webhooks:_all" in findings["cycles installation"].says
-    assert findings["cycles lease"].says.startswith("free")
+    assert findings["cycles lease"].says == "free"
     assert findings["cycles rights"].level is OK
     assert findings["cycles subscriptions"].level is WARNING, "some of its records are unreadable for the runtime"
-    assert "cycles.enabled is false" in findings["cycles enabled"].says
-    assert "is true" in found(shard, enabled=True)["cycles enabled"].says
+    assert "false" in findings["cycles enabled"].says
+    assert "true" in found(shard, enabled=True)["cycles enabled"].says
 
 
 def test_a_redis_that_is_none(shard: Shard) -> None:
     findings = found(shard)
     assert findings["cycles installation"].level is WARNING
-    assert (findings["cycles subscriptions"].level, findings["cycles subscriptions"].says) == (OK, "0 can be read")
+    assert findings["cycles subscriptions"].level is OK
     settings = Settings.model_validate({})
     assert not CYCLES_CHECKS.keys() & {finding.check for finding in check_shard(shard, settings)}
 
 
 def test_the_holder_of_the_lease(shard: Shard, client: redis.Redis) -> None:
-    client.set(LEASE, "instance:run", px=30_000)
-    assert "held by a service (instance:run) for" in found(shard)["cycles lease"].says
-    client.set(LEASE, "sweeperd", px=30_000)
-    assert found(shard)["cycles lease"].says == "held by sweeperd"
-    client.set(LEASE, "instance:run")
-    assert found(shard)["cycles lease"].level is FAILURE
+    for holder, ttl, level in (("instance:run", 30_000, OK), ("sweeperd", 30_000, OK), ("instance:run", None, FAILURE)):
+        client.set(LEASE, holder, px=ttl)
+        finding = found(shard)["cycles lease"]
+        assert (finding.level, holder in finding.says) == (level, True)
 
 
 def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -> None:
@@ -66,62 +64,57 @@ def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -
     client.set("webhook:bad", '{"subscription_id": "bad", "status": "active", "event_types": ["no.such"]}')
     client.rpush("webhook:list", "x")
     finding = found(shard)["cycles subscriptions"]
-    assert (finding.level, finding.says) == (
-        WARNING,
-        '2 of 4 cannot be read, and get no events: bad (status is "active"), list (the record is no string)',
-    )
-    assert finding.advice == "correct the fields through the admin API of Cycles, or delete the subscriptions there"
+    assert (finding.level, finding.says[:6]) == (WARNING, "2 of 4")
+    assert all(text in finding.says for text in ('bad (status is "active")', "list ("))
 
 
 def test_the_retention_is_compared_with_that_of_the_services(shard: Shard, client: redis.Redis) -> None:
     """Its records are two days old, and the services set EVENT_TTL_DAYS=90 and DELIVERY_TTL_DAYS=14."""
     load(client)
-    assert found(shard)["cycles retention"].says == "events 90 d, deliveries 14 d, as in the services"
+    finding = found(shard)["cycles retention"]
+    assert (finding.level, "events 90 d, deliveries 14 d" in finding.says) == (OK, True)
     for given, says, advice in (
         ({"event_ttl": "7d"}, "events 90 d", "cycles.event_ttl (7 d)"),
         ({"delivery_ttl": "30d"}, "deliveries 14 d", "cycles.delivery_ttl (30 d)"),
     ):
         finding = found(shard, enabled=False, **given)["cycles retention"]
-        assert (finding.level, finding.says) == (WARNING, f"the services keep {says}"), given
-        assert finding.advice.startswith(f"set {advice} to the same"), given
+        assert (finding.level, says in finding.says, advice in finding.advice) == (WARNING, True, True), given
     # Records of sweeperd say nothing about the services.
     client.flushall()
     now = shard.read_clock()
     for number, source in enumerate(["cycles-admin", *["sweeperd"] * 20]):
         client.set(f"event:e{number}", json.dumps({"source": source}), ex=86_400)
         client.zadd("events:_all", {f"e{number}": now + number})
-    assert found(shard)["cycles retention"].says == "the services keep events 1 d"
+    assert found(shard)["cycles retention"].says.endswith("events 1 d")
     client.set("event:e0", json.dumps({"source": "sweeperd"}), ex=86_400)
     client.zadd("events:_all", {"hash": now + 100, "list": now + 101, "gone": now + 102, "text": now + 103})
     client.hset("event:hash", "a", "b")
     client.rpush("event:list", "a")
     client.set("event:text", "no JSON")
-    assert found(shard)["cycles retention"].says.startswith("not known: no new record of the services")
+    finding = found(shard)["cycles retention"]
+    assert (finding.level, "unknown" in finding.says) == (OK, True)
 
 
 def test_the_created_at_index(shard: Shard, client: redis.Redis) -> None:
     """ReservationCreatedAtIndexService of cycles-server: only READY and its count are compared with ZCARD."""
-    assert found(shard)["cycles created-at index"].says == "no tenant has one: the service reads all reservations"
+    assert "READY" not in found(shard)["cycles created-at index"].says
     for tenant, count in (("acme", 2), ("b", 0), ("globex", 1)):
         client.sadd("tenants", tenant)
         client.hset(f"reservation:idxmeta:{tenant}:created_at_ms", mapping={"state": "READY", "expected_count": count})
     client.zadd("reservation:idx:acme:created_at_ms", {"r1": 1, "r2": 2})
     client.zadd("reservation:idx:globex:created_at_ms", {"r3": 3})
     client.sadd("tenants", "without")
-    assert found(shard)["cycles created-at index"].says == "READY for 3 of 4 tenants, and complete"
+    assert "READY for 3 of 4" in found(shard)["cycles created-at index"].says
     client.zadd("reservation:idx:acme:created_at_ms", {"r4": 4})
     client.set("reservation:idx:without:created_at_ms", "text")
     finding = found(shard)["cycles created-at index"]
-    assert (finding.level, finding.says) == (
-        WARNING,
-        "acme: 3 ids, but 2 are expected; without: the index is a string",
-    )
+    assert finding.level is WARNING
+    assert [each.partition(":")[0] for each in finding.says.split("; ")] == ["acme", "without"]
     client.delete("reservation:idxmeta:b:created_at_ms")
     client.rpush("reservation:idxmeta:b:created_at_ms", "x")
     client.hset("reservation:idxmeta:globex:created_at_ms", "expected_count", "many")
     says = found(shard)["cycles created-at index"].says
-    assert "b: the metadata is a list" in says
-    assert "globex: 1 ids, but many are expected" in says
+    assert [each.partition(":")[0] for each in says.split("; ")] == ["acme", "b", "globex"]
 
 
 def test_the_retention_is_looked_at_within_bounds(shard: Shard, client: redis.Redis) -> None:
@@ -139,7 +132,7 @@ def test_the_retention_is_looked_at_within_bounds(shard: Shard, client: redis.Re
 
 
 def test_what_the_last_walk_found(shard: Shard, client: redis.Redis) -> None:
-    assert "not known" in found(shard)["cycles quarantine"].says
+    assert found(shard)["cycles quarantine"].level is OK
     walk = LastWalk(finished_at=1, found={Fault.FOREIGN_QUARANTINE: 3}, foreign_expiries=2)
     client.hset("sweeperd:reconcile", "last", walk.model_dump_json())
     findings = found(shard)

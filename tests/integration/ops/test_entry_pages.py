@@ -19,8 +19,8 @@ def test_one_question_at_a_time_on_a_shard(own_server: Server) -> None:
     def ask() -> None:
         try:
             outcomes.append(str(pages.answer("search", {"q": "a"})["down"]))
-        except TimeoutError as error:
-            outcomes.append(str(error))
+        except TimeoutError:
+            outcomes.append("refused")
 
     with redis.Redis.from_url(own_server.url) as client:
         client.execute_command("CLIENT", "PAUSE", 3_000)
@@ -29,7 +29,7 @@ def test_one_question_at_a_time_on_a_shard(own_server: Server) -> None:
         thread.start()
     for thread in threads:
         thread.join(20)
-    assert sorted(outcomes) == ["[]", "another question about shard default takes long; ask again"]
+    assert sorted(outcomes) == ["[]", "refused"]
     assert pages.answer("search", {"q": "a"})["down"] == []
     shard.close()
 

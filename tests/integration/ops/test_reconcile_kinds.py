@@ -5,6 +5,7 @@ import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import redis
@@ -35,7 +36,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace, "PAGE", 10_000_000)
 
 
-def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> ReconcileReport:
+def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None] = lambda _: None) -> ReconcileReport:
     """Walk; the function is called in each walk over the sums, when the names of the hashes are known."""
     walks = 0
 
@@ -53,7 +54,7 @@ def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None]) -> Rec
 def test_a_drift_that_stays_is_found(shard: Shard, client: redis.Redis) -> None:
     hold_seats(client, "a", 3, FUTURE)
     client.hset("seats:hamlet", "held", 4)
-    report = walk(shard, lambda _: None)
+    report = walk(shard)
     assert (dict(report.found), report.unjudged) == ({Fault.SUM_DRIFT: 1}, 0)
 
 
@@ -61,7 +62,7 @@ def test_an_amount_of_too_many_digits_counts_for_nothing(shard: Shard, client: r
     hold_seats(client, "a", 3, FUTURE)
     hold_seats(client, "b", "9" * 5000, FUTURE)
     client.hset("seats:hamlet", "held", 3)
-    assert dict(walk(shard, lambda _: None).found) == {}
+    assert dict(walk(shard).found) == {}
 
 
 def test_a_hold_that_takes_the_place_of_another_is_no_drift(shard: Shard, client: redis.Redis) -> None:
@@ -111,7 +112,7 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     hold_seats(client, "lost", 0, FUTURE)
     client.delete("seats:ttl")
     client.zadd("seats:ttl", {"orphan": FUTURE})
-    report = walk(shard, lambda _: None)
+    report = walk(shard)
     first, second = (mend(subject_of(shard, SETTINGS, "seat-hold"), report) for _ in range(2))
     assert (first.changed, second.changed) == (2, 0)
     assert dict(first.mended) == dict(second.mended) == {Fault.LOST: 1, Fault.ORPHAN: 1}
@@ -172,7 +173,7 @@ def test_the_repair_leaves_alone_what_has_changed_since_the_walk(shard: Shard, c
     for entry in ("lost", "used again too", "sold"):
         hold_seats(client, entry, 0, FUTURE)
         client.zrem("seats:ttl", entry)
-    report = walk(shard, lambda _: None)
+    report = walk(shard)
     assert dict(report.found) == {Fault.LOST: 3, Fault.ORPHAN: 2}
     client.zadd("seats:ttl", {"used again": FUTURE + 1})
     client.hset("seats:hold:used again too", "expires_at", FUTURE + 1)
@@ -215,5 +216,29 @@ def slots_in_use(url: str, slots: int) -> Iterator[None]:
 
 def test_slots_that_are_used_again_and_again_have_no_fault(shard: Shard, server: Server) -> None:
     with slots_in_use(server.url, 8):
-        found = [dict(walk(shard, lambda _: None).found) for _ in range(30)]
+        found = [dict(walk(shard).found) for _ in range(30)]
     assert found == [{}] * 30
+
+
+def test_a_hash_with_a_deadline_that_cannot_be_read_is_lost_too(shard: Shard, client: redis.Redis) -> None:
+    """As for a reservation, the repair leads to the quarantine. A hash without a deadline may be anything."""
+    hold_seats(client, "lost", 0, FUTURE)
+    hold_seats(client, "never due", 0, FUTURE)
+    hold_seats(client, "ended", 0, FUTURE, state="SOLD")
+    for entry in ("lost", "never due", "ended"):
+        client.hset(f"seats:hold:{entry}", "expires_at", "soon")
+    client.zrem("seats:ttl", "lost", "ended")
+    client.hset("seats:hold:other", "state", "HELD")
+    report = walk(shard)
+    assert dict(report.found) == {Fault.LOST: 1, Fault.WRONG_SCORE: 1}
+    assert mend(subject_of(shard, SETTINGS, "seat-hold"), report).changed == 2
+    assert sorted(client.zrange("seats:ttl", 0, -1, withscores=True)) == [(b"lost", 0), (b"never due", 0)]
+    assert dict(walk(shard).found) == {}
+
+
+def test_an_entry_that_is_back_in_the_index_has_no_mark_of_a_quarantine(shard: Shard, client: redis.Redis) -> None:
+    marks: dict[str, Any] = {"quarantined_at": 1, "quarantine_reason": "INVALID_PLAN", "quarantine_detail": "why"}
+    hold_seats(client, "lost", 0, FUTURE, **marks)
+    client.zrem("seats:ttl", "lost")
+    assert mend(subject_of(shard, SETTINGS, "seat-hold"), walk(shard)).changed == 1
+    assert client.hkeys("seats:hold:lost") == [b"state", b"show", b"qty", b"expires_at"]

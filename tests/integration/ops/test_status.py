@@ -108,7 +108,7 @@ def test_dead_letters_are_counted_up_to_a_limit(
 
 def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
-    client.hset("sweeperd:endpoints", "gone", json.dumps({"paused_at": now, "reason": "the receiver answered 410"}))
+    client.hset("sweeperd:endpoints", "gone", json.dumps({"paused_at": now, "reason": "HTTP 410"}))
     client.hset("sweeperd:endpoints", "busy", json.dumps({"muted_until": now + 60_000}))
     circuit = CircuitNote(at=now, probe_at=now + 1000, failures=7, reason="HTTP 500")
     client.hset("sweeperd:circuits", "dead@host-1", circuit.model_dump_json())
@@ -117,7 +117,7 @@ def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) 
     status = read_status(settings("gone", "busy", "dead", "stale", "odd"), shard)
     assert [endpoint.state for endpoint in status.endpoints] == ["paused", "muted", "open", "delivering", "delivering"]
     gone, busy, dead, stale, _ = status.endpoints
-    assert (gone.paused_at, gone.paused_reason) == (now, "the receiver answered 410")
+    assert (gone.paused_at, gone.paused_reason) == (now, "HTTP 410")
     assert busy.muted_seconds == pytest.approx(60, abs=20)
     assert (dead.failures, dead.failure) == (7, "HTTP 500")
     assert (stale.failures, stale.failure) == (0, "")
@@ -134,23 +134,19 @@ def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard:
     for _ in range(100):
         client.xadd("sweeperd:events", {"tenant": "acme"})
 
-    def behind(rate: float, window: float, **more: str) -> list[tuple[str, bool, str]]:
-        note = CircuitNote(at=server_time(client), rate=rate, rate_window=window)
+    def behind(rate: float, **more: str) -> list[EndpointDocument]:
+        note = CircuitNote(at=server_time(client), rate=rate, rate_window=60.0)
         for name in ("single", "batches"):
             client.hset("sweeperd:circuits", f"{name}@host-1", note.model_dump_json())
-        asked = Settings.model_validate({"webhooks": webhooks | more})
-        return [(each.state, each.falling_behind, each.warning) for each in read_status(asked, shard).endpoints]
+        found = read_status(Settings.model_validate({"webhooks": webhooks | more}), shard).endpoints
+        assert {each.state for each in found} == {"delivering"}
+        assert [bool(each.warning) for each in found] == [each.falling_behind for each in found]
+        return [each for each in found if each.falling_behind]
 
-    needs = "falls behind: what waits takes 3 m 20 s at this rate"
-    assert behind(0.5, 60.0) == [
-        ("delivering", True, f"{needs}, max_age is 1 m 0 s"),
-        ("delivering", True, f"{needs}, in batches of up to 50, max_age is 1 m 0 s"),
-        ("delivering", False, ""),
-    ]
-    well = [("delivering", False, "")] * 3
-    assert behind(0.5, 60.0, max_age="201s") == well
-    assert behind(5.0, 60.0) == well
-    assert behind(0.0, 60.0) == well, "how long it takes is not known"
+    single, batches = behind(0.5)
+    assert ("3 m 20 s" in single.warning, "up to 50" in batches.warning) == (True, True)
+    assert behind(0.5, max_age="201s") == behind(5.0) == []
+    assert behind(0.0) == [], "how long it takes is not known"
 
 
 def test_a_dead_shard_hides_no_other(server: Server) -> None:
@@ -337,11 +333,12 @@ def test_the_window_is_shorter_where_much_happens(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rate, "COUNTED", 50)
-    now = server_time(client)
+    now, pipeline = server_time(client), client.pipeline()
     for number in range(200):
-        client.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 2_000 + 10 * number}-0")
+        pipeline.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 2_000 + 10 * number}-0")
+    pipeline.execute()
     found = read_rate(shard)
-    assert found.window_seconds == pytest.approx(0.5, abs=0.2)
+    assert 0.5 <= found.window_seconds < 30
     assert found.per_second == pytest.approx(50 / found.window_seconds, rel=0.01)
 
 

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.advice import endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.status import ShardStatus
 from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count
@@ -53,10 +53,10 @@ def test_a_reason_of_a_kind() -> None:
 
 def test_a_shard() -> None:
     found = list(shard_advice(ShardStatus("eu", "redis://r:1/0", empty=True, processes=processes(sweeps=True))))
-    assert [each.commands for each in found] == [("sweeperd check",), ()]
-    assert found[1] == Advice(
-        "no process delivers: start a daemon with the role deliver or all", (), "sweeperdnobodydelivers"
-    )
+    assert [(each.commands, each.runbook) for each in found] == [
+        (("sweeperd check",), ""),
+        ((), "sweeperdnobodydelivers"),
+    ]
 
 
 def test_findings_of_a_walk_name_the_kind() -> None:
@@ -66,11 +66,6 @@ def test_findings_of_a_walk_name_the_kind() -> None:
     both = processes(sweeps=True, delivers=True)
     status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
     (found,) = shard_advice(status, ("--shard", "eu"))
-    assert found == Advice(
-        "the last walk over seat-hold, 1 m 0 s ago, found 2 lost",
-        (
-            "sweeperd reconcile --last --kind seat-hold --shard eu",
-            "sweeperd reconcile --repair --kind seat-hold --shard eu",
-        ),
-        "sweeperdreconcilefindings",
-    )
+    on = "--kind seat-hold --shard eu"
+    assert found.commands == (f"sweeperd reconcile --last {on}", f"sweeperd reconcile --repair {on}")
+    assert (found.runbook, "2 lost" in found.text) == ("sweeperdreconcilefindings", True)

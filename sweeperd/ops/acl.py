@@ -63,8 +63,7 @@ def grants(settings: Settings, keys: Keys) -> list[Grant]:
         *(_reservations(keys) if settings.reservations.enabled else []),
         *(grant for kind in settings.kinds for grant in kind_grants(kind, keys)),
         *_events(settings, keys),
-        *_walk(keys),
-        *_actions(keys),
+        *_commands(keys),
         *ledger_grants(keys),
         *(cycles_grants(keys) if settings.cycles.enabled else []),
     ]
@@ -191,14 +190,11 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
         yield granted(Duty.SWEEP, events, "XLEN")
 
 
-def _walk(keys: Keys) -> Iterable[Grant]:
+def _commands(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
     yield granted(Duty.STATUS, keys.reconcile, "HMGET")
     yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
     yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE PTTL DEL")
-
-
-def _actions(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.STATUS, keys.actions, "XRANGE XREVRANGE XINFO|STREAM")
     yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM XDEL")
     yield granted(Duty.STATUS, keys.action_counts, "HMGET")
@@ -298,22 +294,14 @@ def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collecti
             if grant in connection or grant.duty in wanted:
                 commands.update(command.lower() for command in grant.commands)
                 if grant.key:
-                    keys[f"~{_pattern(grant.key)}"] = None
-    audible = [f"&{_glob(channel)}" for channel in channels(settings) if "publish" in commands]
+                    keys[f"~{_glob(grant.key.decode(), _ANY)}"] = None
+    audible = [f"&{_glob(channel, '*')}" for channel in channels(settings) if "publish" in commands]
     return ["on", "resetkeys", "resetchannels", "-@all", *keys, *audible, *(f"+{name}" for name in sorted(commands))]
 
 
-def _pattern(key: bytes) -> str:
-    return "*".join(_literal(part) for part in key.decode().split(ANY.decode()))
-
-
-def _glob(pattern: str) -> str:
-    return "*".join(map(_literal, pattern.split("*")))
-
-
-def _literal(text: str) -> str:
-    """Escapes a text for a glob. A character that no rule can hold becomes `?`, which matches any character."""
-    return _UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", text))
+def _glob(text: str, wildcard: str) -> str:
+    """A text as a glob. A character that no rule can hold becomes `?`, which matches any character."""
+    return "*".join(_UNWRITABLE.sub("?", _SPECIAL.sub(r"\\\g<0>", part)) for part in text.split(wildcard))
 
 
 class AclUserDocument(AclUser):

@@ -185,7 +185,10 @@ class Quarantine:
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
         again = self._set_aside_again([entry.id for entry in page])
-        problems = {id_: _reason(decision) for id_, decision in again.items()}
+        problems = {
+            id_: f"{decision.detail} ({decision.why})" if decision.why else decision.detail
+            for id_, decision in again.items()
+        }
         calls = {entry.id: call for entry in page if (call := self._requeue_call(entry, again.get(entry.id)))}
         replies = self._requeue.run_many(self._shard.client, list(calls.values()))
         for id_, reply in zip(calls, replies, strict=True):
@@ -247,10 +250,6 @@ class Quarantine:
         wanted = (("HMGET", self._kind.hash_key(entry.id), *self._fields) for entry in entries)
         rows = run_commands(self._shard.client, wanted)
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
-
-
-def _reason(decision: Decision) -> str:
-    return f"{decision.detail} ({decision.why})" if decision.why else decision.detail
 
 
 def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) -> SetAside:

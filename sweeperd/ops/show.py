@@ -241,7 +241,8 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         for _, letter in _range(shard, shard.keys.dead_letters, streams.milliseconds(entry))
         if letter.get(b"event") == entry
     }
-    groups = _groups(shard)
+    infos = streams.groups(shard.client, shard.keys.events).items()
+    groups = {name: info for key, info in infos if not (name := decode(key)).startswith(GROUP_PREFIX)}
     configured = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
     for name in dict.fromkeys([*configured, *groups, *letters]):
         wanted = configured.get(name)
@@ -251,10 +252,10 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.DEAD_LETTER, hand_overs, reason=decode(letter.get(b"reason", b"")))
         elif name not in groups:
             yield EventDelivery(name, Fate.NO_GROUP)
-        elif StreamId.parse(entry) > StreamId.parse(groups[name]):
+        elif StreamId.parse(entry) > StreamId.parse(groups[name]["last-delivered-id"]):
             yield EventDelivery(name, Fate.NOT_TAKEN)
-        elif rows := _pending(shard, name, entry):
-            row = rows[0]
+        elif rows := shard.client.xpending_range(shard.keys.events, name, min=entry, max=entry, count=1):
+            row = cast(list[dict[str, Any]], rows)[0]
             owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
             idle = row["time_since_delivered"] / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
@@ -262,18 +263,6 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         else:
             yield EventDelivery(name, Fate.ACKNOWLEDGED)
-
-
-def _pending(shard: Shard, group: str, entry: bytes) -> list[dict[str, Any]]:
-    rows = shard.client.xpending_range(shard.keys.events, group, min=entry, max=entry, count=1)
-    return cast(list[dict[str, Any]], rows)
-
-
-def _groups(shard: Shard) -> dict[str, bytes]:
-    """Endpoint -> the last event that its group was given."""
-    groups = streams.groups(shard.client, shard.keys.events)
-    names = {decode(name): group["last-delivered-id"] for name, group in groups.items()}
-    return {name: last for name, last in names.items() if not name.startswith(GROUP_PREFIX)}
 
 
 class VerdictDocument(Document):

@@ -108,7 +108,7 @@ def judge_last_walk(subject: CheckedShard, count: Callable[[LastWalk], int], say
     except redis.ResponseError:
         walk = None  # `key_types` reports a key of another type
     if walk is None:
-        return ok("unknown before the first walk over all reservations")
+        return ok("no walk over all reservations was completed yet")
     if found := count(walk):
         return warning(f"{found} reservations {says}", advice)
     return ok("none in the last walk over all reservations")

@@ -155,10 +155,16 @@ class Reservations(Subject):
         self._pipeline = self._opened.enter_context(ScriptPipeline(Script("ops/reconcile_look"), shard.client))
 
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
+        args = [self._grace_ms, "" if since_ms is None else since_ms]
         for some in batches(ids, BATCH):
             parts = list(batches(some, SCRIPT_BATCH))
             self.throttle.begin()
-            self._pipeline.send([self._look_call(part, since_ms) for part in parts])
+            self._pipeline.send(
+                [
+                    Call([self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, part)], [*args, *part])
+                    for part in parts
+                ]
+            )
             replies, micros, _ = self._pipeline.receive()
             self.throttle.end(busy=None if micros is None else micros / 1_000_000)
             for part, reply in zip(parts, accepted(replies), strict=True):
@@ -166,10 +172,6 @@ class Reservations(Subject):
                 if retention:
                     self.retention_ms = min(self.retention_ms, int(retention))
                 yield from (Observation(entry, *seen) for entry, seen in zip(part, observations, strict=True) if seen)
-
-    def _look_call(self, ids: Sequence[bytes], since_ms: int | None) -> Call:
-        keys = [self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, ids)]
-        return Call(keys, [self._grace_ms, "" if since_ms is None else since_ms, *ids])
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
         return Call(

@@ -62,10 +62,10 @@ def test_a_client_certificate_that_expires(days: int, level: CheckLevel, says: s
     [({"expired": True}, True, "expired"), ({}, False, "signed"), ({"demands": True}, True, "client certificate")],
 )
 def test_a_certificate_that_is_refused(
-    server: dict[str, bool], trusted: bool, reason: str, authority: Authority
+    server: dict[str, Any], trusted: bool, reason: str, authority: Authority
 ) -> None:
     with Receiver(tls=authority.server(**server)) as receiver:
-        level, says = rows(receiver.url, **({"ca": authority.ca()} if trusted else {}))["certificate"]
+        level, says = rows(receiver.url, ca=authority.ca() if trusted else None)["certificate"]
     assert (level, says[:3], reason in says) == (FAILURE, "TLS", True)
 
 

@@ -17,10 +17,7 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
 
 @click.command("acl")
 @click.option(
-    "--user",
-    callback=_user_name,
-    metavar="NAME",
-    help="The user's name.  [default: sweeperd; with --ledger: ledger]",
+    "--user", callback=_user_name, metavar="NAME", help="The user's name.  [default: sweeperd; with --ledger: ledger]"
 )
 @click.option("--role", type=click.Choice(["all", "sweep", "deliver"]), default="all", help="The --role of the daemon.")
 @click.option("--commands", is_flag=True, help="Include the rights of operators' commands, such as show or quarantine.")

@@ -16,7 +16,6 @@ from sweeperd.cli.options import Exit, Options, fail, json_option, limit_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.shards import Run, endpoint_of, on_shards
 from sweeperd.cli.status import state, waiting
-from sweeperd.config import EndpointSettings
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoint_status import count_dead_letters, read_endpoints
@@ -194,7 +193,15 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     done = list[DroppedBacklog]()
 
     def find(shard: Shard) -> DroppedBacklog:
-        return _find_backlog(shard, endpoint, before)
+        now = shard.read_clock()
+        at_ms = before.resolve(now)
+        if at_ms > now:
+            fail(f"--before is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
+        if ReplayStore(shard).read(name) is not None:
+            hint = f"cancel it first with `sweeperd replay --endpoint {name} --cancel`"
+            fail(f"shard {shard.name}: a replay to {name} is running; {hint}", Exit.FAILED)
+        found = endpoints.count_backlog(shard, endpoint, at_ms)
+        return DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
     def question(found: Sequence[DroppedBacklog]) -> str:
         total = sum(backlog.found for backlog in found)
@@ -219,18 +226,6 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
     )
     change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done, down=change.down))
-
-
-def _find_backlog(shard: Shard, endpoint: EndpointSettings, before: Moment) -> DroppedBacklog:
-    now = shard.read_clock()
-    at_ms = before.resolve(now)
-    if at_ms > now:
-        fail(f"--before is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
-    if ReplayStore(shard).read(endpoint.name) is not None:
-        hint = f"cancel it first with `sweeperd replay --endpoint {endpoint.name} --cancel`"
-        fail(f"shard {shard.name}: a replay to {endpoint.name} is running; {hint}", Exit.FAILED)
-    found = endpoints.count_backlog(shard, endpoint, at_ms)
-    return DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
 
 def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
@@ -263,9 +258,7 @@ def attempts(run: Run, name: str, limit: int) -> None:
     newest = [AttemptDocument.model_validate(each) for each in by_time[:limit]]
     columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
     run.table(
-        columns,
-        map(_attempt_cells, newest),
-        lambda: AttemptsDocument(endpoint=name, attempts=newest, down=run.down),
+        columns, map(_attempt_cells, newest), lambda: AttemptsDocument(endpoint=name, attempts=newest, down=run.down)
     )
 
 

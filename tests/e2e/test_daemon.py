@@ -164,10 +164,7 @@ def test_a_receiver_that_hangs_does_not_keep_it_longer_than_the_grace(
 ) -> None:
     with Receiver(lambda *_: Answer(delay=60)) as receiver:
         env = environment(
-            server.url,
-            sweep__interval="100ms",
-            shutdown_grace="2s",
-            endpoints=[{"name": "hook", "url": receiver.url}],
+            server.url, sweep__interval="100ms", shutdown_grace="2s", endpoints=[{"name": "hook", "url": receiver.url}]
         )
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))

@@ -84,11 +84,7 @@ MISBEHAVIOURS: dict[str, tuple[Behaviour, str]] = {
 @pytest.mark.parametrize("name", MISBEHAVIOURS)
 def test_it_fails_and_nobody_else_waits(name: str, server: Server, client: redis.Redis, tmp_path: Path) -> None:
     behaviour, result = MISBEHAVIOURS[name]
-    with (
-        Receiver(behaviour) as odd,
-        Receiver() as good,
-        sweeping(server, tmp_path, odd.url, good) as running,
-    ):
+    with Receiver(behaviour) as odd, Receiver() as good, sweeping(server, tmp_path, odd.url, good) as running:
         reserve(client, IDS)
         good.wait_for(all_of)  # with the limit that it has, long before the one that hangs answers
         eventually(lambda: running.logged("the endpoint fails; its events wait"))
@@ -299,11 +295,7 @@ def test_a_stop_acknowledges_what_the_receiver_answers_meanwhile(
             stopping.pop().process.terminate()
         return Answer(delay=0.5)
 
-    with (
-        Receiver(behaviour) as odd,
-        Receiver() as good,
-        sweeping(server, tmp_path, odd.url, good) as running,
-    ):
+    with Receiver(behaviour) as odd, Receiver() as good, sweeping(server, tmp_path, odd.url, good) as running:
         stopping.append(running)
         reserve(client, IDS)
         assert running.process.wait(20) == 0

@@ -57,9 +57,7 @@ def _swept_exactly(server: Server, url: str, client: redis.Redis, prefix: str) -
     load(client, prefix)
     with Receiver() as receiver, redis.Redis.from_url(server.url, decode_responses=True) as text_client:
         env = environment(
-            url,
-            keys__prefix=prefix,
-            endpoints=[{"name": "billing", "url": receiver.url, "secrets": [SECRET]}],
+            url, keys__prefix=prefix, endpoints=[{"name": "billing", "url": receiver.url, "secrets": [SECRET]}]
         )
         first = once(env)
 

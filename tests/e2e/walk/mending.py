@@ -1,17 +1,7 @@
 """What the operator does about it."""
 
 from tests.e2e.walk.operator import Operator, Terminal
-from tests.e2e.walk.system import (
-    AMOUNT,
-    DRIFTED,
-    ENTRIES,
-    HOLDING,
-    LOST,
-    QUARANTINED,
-    System,
-    once_so,
-    repair_rows,
-)
+from tests.e2e.walk.system import AMOUNT, DRIFTED, ENTRIES, HOLDING, LOST, QUARANTINED, System, once_so, repair_rows
 from tests.support.harness import Daemon, eventually
 from tests.support.receiver import Answer
 

@@ -1,6 +1,7 @@
 """What the tests of the operator's commands start from."""
 
 import json
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import redis
 from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
-from sweeperd.config import SweepSettings
+from sweeperd.config import SweepSettings, load
 from sweeperd.outbox import Outbox
+from sweeperd.runtime.once import run_once
 from sweeperd.store import Keys, Shard
 from sweeperd.sweep import Outcome
+from tests.integration.conftest import Ran, Sweeperd
 from tests.support.address import drop_address
 from tests.support.builders import reservations_kind
 from tests.support.harness import reserve
@@ -48,6 +51,20 @@ def invoke(
         return drop_address(CliRunner().invoke(main, arguments, env=env))
 
     return invoked
+
+
+class Configured:
+    """Commands and runs under a configuration file, on the test's server."""
+
+    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path, url: str, text: str) -> None:
+        self.client, self.config, self.url, self._run = client, config, url, run
+        config.write_text(text)
+
+    def run(self, *arguments: str) -> Ran:
+        return self._run("--config", str(self.config), *arguments)
+
+    def sweep(self) -> None:
+        run_once(load(self.config, {"SWEEPERD_REDIS__URL": self.url}), threading.Event())
 
 
 def expire(client: redis.Redis, ids: Sequence[bytes | str], prefix: str = "") -> None:

@@ -72,7 +72,7 @@ def test_the_newest_first_up_to_the_limit(invoke: Run, add: Add) -> None:
     }
     table = invoke("endpoints", "attempts", "billing", endpoints=ENDPOINTS).stdout.splitlines()
     assert table[1].split("\t") == [
-        *("2026-11-21T08:00:05.127Z", "default", "HTTP 500", "12", "2.4", "1", "evt_4", "r\\xff", "h-1", "busy"),
+        *("2026-11-21T08:00:05.127Z", "default", "HTTP 500", "12", "2.4", "1", "evt_4", "r\\xff", "h-1", "busy")
     ]
 
 

@@ -132,7 +132,7 @@ def test_list_tells_what_waits_and_why(
 def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.Redis) -> None:
     client.hset(BOARD, "billing", "nonsense")
     assert listed(invoke)["billing"]["paused"]
-    assert "since an unknown time" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+    assert "unknown time" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
 
 
 @pytest.mark.parametrize(
@@ -340,10 +340,7 @@ def test_no_secret_is_shown(invoke: Run) -> None:
 
 def test_a_long_and_hostile_answer(invoke: Run) -> None:
     answers = iter(
-        [
-            Answer(500, {}, b"\xff\x00" * 10_000),
-            Answer(200, {"Content-Encoding": "gzip"}, b"\x1f\x8b not gzip"),
-        ]
+        [Answer(500, {}, b"\xff\x00" * 10_000), Answer(200, {"Content-Encoding": "gzip"}, b"\x1f\x8b not gzip")]
     )
     with Receiver(lambda *_: next(answers)) as receiver:
         endpoint = {"name": "billing", "url": receiver.url}

@@ -53,12 +53,7 @@ LINES = [
     ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"],
 ]
 #: Commands whose output has a form of its own.
-OTHERS = [
-    ["expired", "--format", "csv"],
-    ["expired", "--json"],
-    ["expired", "--count"],
-    ["endpoints", "keys"],
-]
+OTHERS = [["expired", "--format", "csv"], ["expired", "--json"], ["expired", "--count"], ["endpoints", "keys"]]
 #: Commands that use no Redis of the settings; and `acl`, which names each Redis with its line.
 WITHOUT = {"acl", "demo", "prove", "endpoints keygen"}
 

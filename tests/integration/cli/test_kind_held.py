@@ -6,26 +6,24 @@ from typing import Any
 import pytest
 import redis
 
+from tests.integration.cli.conftest import Configured
 from tests.integration.cli.test_schemas import check
-from tests.integration.conftest import Ran, Sweeperd
+from tests.integration.conftest import Sweeperd
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
+from tests.support.servers import Server
 
 DEADLINE = 1_700_000_000_000
 BECAUSE = "state is HELD, active says held"
 
 
-class Held:
+class Held(Configured):
     """Seats under settings in which one word is wrong: five holds and two entries without a hash."""
 
-    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path) -> None:
-        self.client, self.config, self._run = client, config, run
-        config.write_text(SEAT_HOLD.replace('active = { state = "HELD" }', 'active = { state = "held" }'))
+    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path, url: str) -> None:
+        super().__init__(client, run, config, url, SEAT_HOLD.replace('state = "HELD"', 'state = "held"'))
         for number in range(5):
             hold_seats(client, f"h{number}", 1, DEADLINE)
         client.zadd("seats:ttl", {"gone-1": DEADLINE, "gone-2": DEADLINE})
-
-    def run(self, *arguments: str) -> Ran:
-        return self._run("--config", str(self.config), *arguments)
 
     def once(self) -> tuple[int, dict[str, Any]]:
         ran = self.run("--once", "--json")
@@ -39,8 +37,8 @@ class Held:
 
 
 @pytest.fixture
-def held(client: redis.Redis, sweeperd: Sweeperd, tmp_path: Path) -> Held:
-    return Held(client, sweeperd, tmp_path / "config.toml")
+def held(server: Server, client: redis.Redis, sweeperd: Sweeperd, tmp_path: Path) -> Held:
+    return Held(client, sweeperd, tmp_path / "config.toml", server.url)
 
 
 def test_what_is_held_ends_a_run_with_1_and_shows_in_the_status(held: Held) -> None:

@@ -1,6 +1,5 @@
 """What the commands say of entries that `unless` protects, and the gauges of the daemon."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +8,10 @@ import redis
 
 from sweeperd.config import load
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
+from tests.integration.cli.conftest import Configured
 from tests.integration.cli.test_schemas import check
-from tests.integration.conftest import Ran, Sweeperd
+from tests.integration.conftest import Sweeperd
 from tests.integration.runtime.test_kind_sweep import kind_sweep_of
 from tests.support.harness import server_time
 from tests.support.servers import Server
@@ -32,24 +31,14 @@ PROTECTED = "sweeperd:protected:offer"
 HOUR = 3_600_000
 
 
-class Offers:
+class Offers(Configured):
     """Offers whose deadline has passed, and whose payment runs."""
-
-    def __init__(self, client: redis.Redis, run: Sweeperd, config: Path, url: str) -> None:
-        self.client, self.config, self.url = client, config, url
-        self._run = run
 
     def add(self, entry: str, ago_ms: int) -> None:
         deadline = server_time(self.client) - ago_ms
         self.client.hset(f"offers:{entry}", mapping={"state": "OPEN", "expires_at": deadline})
         self.client.zadd("offers:ttl", {entry: deadline})
         self.client.set(f"paying:{entry}", 1)
-
-    def run(self, *arguments: str) -> Ran:
-        return self._run("--config", str(self.config), *arguments)
-
-    def sweep(self) -> None:
-        run_once(load(self.config, {"SWEEPERD_REDIS__URL": self.url}), threading.Event())
 
     def status(self) -> dict[str, Any]:
         document = self.run("status", "--json").document
@@ -60,9 +49,7 @@ class Offers:
 
 @pytest.fixture
 def offers(server: Server, client: redis.Redis, sweeperd: Sweeperd, tmp_path: Path) -> Offers:
-    config = tmp_path / "config.toml"
-    config.write_text(OFFERS)
-    return Offers(client, sweeperd, config, server.url)
+    return Offers(client, sweeperd, tmp_path / "config.toml", server.url, OFFERS)
 
 
 def test_what_is_protected_is_shown_and_counted(offers: Offers) -> None:

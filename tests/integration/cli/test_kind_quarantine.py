@@ -55,7 +55,7 @@ def test_requeue_after_a_repair(seats: Seats, server: Server) -> None:
 
 def test_what_is_not_repaired_stays_on_the_list(seats: Seats) -> None:
     refused = quarantine("requeue", "--all", "--kind", "seat-hold", "--yes")
-    assert (refused.exit_code, "INVALID_PLAN (no amount: nan)" in refused.output) == (1, True)
+    assert (refused.exit_code, "INVALID_PLAN" in refused.output) == (1, True)
     assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
     assert seats.client.hget("seats:hold:h1", "quarantine_reason") == b"INVALID_PLAN"
 

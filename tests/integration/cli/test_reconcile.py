@@ -61,7 +61,7 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     drifted = cli("reconcile", env, "--repair", "--yes")
     assert drifted.exit_code == 1
     assert drifted.stdout.splitlines()[1].split("\t") == [
-        *("default", "reservations", "budget_drift", f"{DRIFTED} reserved", "3", "10", "-7", ""),
+        *("default", "reservations", "budget_drift", f"{DRIFTED} reserved", "3", "10", "-7", "")
     ]
 
 

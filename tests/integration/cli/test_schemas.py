@@ -111,9 +111,7 @@ def printed(invoke: Run, server: Server, client: redis.Redis, receiver: Receiver
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments"),
-    COMMANDS,
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ("name", "arguments"), COMMANDS, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
 )
 def test_it_fits(printed: Callable[..., Any], name: str, arguments: list[str]) -> None:
     for document in printed(*arguments):

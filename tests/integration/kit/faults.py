@@ -39,26 +39,14 @@ SEATS = [
     ),
     ("does not check for missing fields", "if not value or value == '' then", "if false then"),
     ("does not mark what has expired", ", 'state', 'EXPIRED')\n", ")\n"),
-    (
-        "writes the event twice",
-        WRITES,
-        f"    attempt('XADD', events, '*', unpack(event))\n{WRITES}",
-    ),
+    ("writes the event twice", WRITES, f"    attempt('XADD', events, '*', unpack(event))\n{WRITES}"),
     ("writes no event", "local added = attempt('XADD', events, '*', unpack(event))", "local added = '1-0'"),
     ("forgets the index entry", "local indexed = call('ZREM', index, id)", "local indexed = 1"),
     ("forgets the TTL", "call('PEXPIRE', key, retention)", "local _ = retention"),
     ("gives back nothing", WRITES, WRITES.replace("#writes", "0")),
     ("gives back too much", WRITES, f"    attempt('HINCRBY', 'seats:show-1', 'free', 1)\n{WRITES}"),
-    (
-        "takes signs in amounts",
-        "(find(text, UNSIGNED) or text == '0')",
-        "(find(text, '^%-?[1-9]%d*$') or text == '0')",
-    ),
-    (
-        "takes leading zeros in amounts",
-        "(find(text, UNSIGNED) or text == '0')",
-        "find(text, '^%d*$')",
-    ),
+    ("takes signs in amounts", "(find(text, UNSIGNED) or text == '0')", "(find(text, '^%-?[1-9]%d*$') or text == '0')"),
+    ("takes leading zeros in amounts", "(find(text, UNSIGNED) or text == '0')", "find(text, '^%d*$')"),
     (
         "adds in floating point",
         "if #a <= DIGITS and #b <= DIGITS then\n      return format('%d', a + b)",
@@ -121,7 +109,7 @@ PERMITS = [
         "publishes and stops before the writes",
         WRITES,
         f"    attempt(unpack(messages[1]))\n    if messages then return {{err = 'x'}} end\n{WRITES}",
-    ),
+    )
 ]
 EXAMPLES = {"seat-holds": SEATS, "locks": LOCKS, "sessions": SESSIONS, "permits": PERMITS}
 FAULTS = [Fault(name, example, old, new) for example, faults in EXAMPLES.items() for name, old, new in faults]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The faults that the kit does not see, and why.
 NOT_CAUGHT = {
-    "the deadline under another name": "the deadline of a sample is filled in, under the name that the settings have",
+    "the deadline under another name": "the deadline of a sample is filled in, under the name that the settings have"
 }
 SEEN_ON_7 = {"does not ask for rights"}
 

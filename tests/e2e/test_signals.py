@@ -183,7 +183,7 @@ class Limited:
         self.config.write_text("\n".join([f'[sweep]\ninterval = "{interval}"', *endpoints]))
 
     def allow(self, running: Daemon, more: int) -> None:
-        """From now on the process gets so many further threads."""
+        """Let the process start this many more threads."""
         self._limit.write_text(str(len(list(Path(f"/proc/{running.process.pid}/task").iterdir())) + more))
 
 

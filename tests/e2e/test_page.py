@@ -23,7 +23,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, reser
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
-pytestmark = [needs_browser]
+pytestmark = [needs_browser, pytest.mark.slow]
 
 PHONE, DESK = 360, 1200
 

@@ -5,15 +5,17 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from sweeperd.cli.options import Exit, Options, json_option, shard_option
+from sweeperd.cli.options import Exit, Options, all_option, json_option, shard_option
 from sweeperd.cli.output import Output
+from sweeperd.cli.shards import warn
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.config.secrets import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
-from sweeperd.ops.check.endpoints import check_endpoint
+from sweeperd.ops.check.endpoints import check_endpoints
 from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel, failure, ok, warning, worst
 from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.endpoint_health import LISTED
 from sweeperd.store.shard import Shard
 
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
@@ -24,11 +26,19 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.option("--connect", is_flag=True, help="Connect to each endpoint, with TLS, without sending a request.")
 @click.option("--cycles", is_flag=True, help="Also check a Cycles installation; with --ledger, the rights beside one.")
 @click.option("--ledger", is_flag=True, help="Check what sweeperd.ledger needs, as its own Redis user.")
+@all_option
 @shard_option
 @json_option
 @click.pass_obj
 def command(
-    options: Options, strict: bool, connect: bool, cycles: bool, ledger: bool, shard: str | None, as_json: bool
+    options: Options,
+    strict: bool,
+    connect: bool,
+    cycles: bool,
+    ledger: bool,
+    every: bool,
+    shard: str | None,
+    as_json: bool,
 ) -> None:
     """
     Check the configuration, the Redis of each shard and the endpoints, one line per check. Changes nothing.
@@ -38,9 +48,15 @@ def command(
     if ledger and connect:
         raise click.UsageError("--ledger checks no endpoints: remove --connect")
     output, findings = Output(as_json=as_json), list[CheckFinding]()
+    listed, endpoints = list[CheckFinding](), set[str]()
     with options.shards(shard) as (settings, shards):
         for finding in _check(options, settings, shards, connect=connect, cycles=cycles, ledger=ledger):
             findings.append(finding)
+            if finding.where.startswith("endpoint "):
+                endpoints.add(finding.where)
+            if not every and finding.level is CheckLevel.OK and finding.where in endpoints and len(endpoints) > LISTED:
+                continue
+            listed.append(finding)
             if output.terminal:
                 advice = f" -> {finding.advice}" if finding.advice else ""
                 line = f"{finding.level.value:8}{finding.where}: {finding.check}: {finding.says}{advice}"
@@ -49,8 +65,10 @@ def command(
     if as_json:
         output.json(CheckDocument.model_validate({"result": result, "checks": findings}))
     elif not output.terminal:
-        rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in findings]
+        rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in listed]
         output.table(("level", "where", "check", "says", "advice"), rows)
+    if not as_json and (rest := len(endpoints - {each.where for each in listed})):
+        warn(f"{rest:,} more endpoints are ok; --all lists them")
     failed = result is CheckLevel.FAILURE or (strict and result is CheckLevel.WARNING)
     sys.exit(Exit.FAILED if failed else Exit.DONE)
 
@@ -83,7 +101,6 @@ def _check(
     daemon_role = click.get_current_context().find_root().params["role"]  # from SWEEPERD_ROLE
     for shard in shards:
         yield from check_shard(shard, settings, cycles=cycles, ledger=ledger, daemon_role=daemon_role)
-    for endpoint in endpoints:
-        yield from check_endpoint(
-            endpoint, connect=settings.webhooks.connect_timeout.total_seconds() if connect else None
-        )
+    yield from check_endpoints(
+        endpoints, connect=settings.webhooks.connect_timeout.total_seconds() if connect else None
+    )

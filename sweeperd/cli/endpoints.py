@@ -12,12 +12,13 @@ import click
 
 from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.moment import Moment, moment
-from sweeperd.cli.options import Exit, Options, fail, json_option, limit_option
+from sweeperd.cli.options import Exit, Options, all_option, fail, json_option, limit_option
 from sweeperd.cli.output import Cell, Output
-from sweeperd.cli.shards import Run, endpoint_of, on_shards
+from sweeperd.cli.shards import Run, endpoint_of, on_shards, warn
 from sweeperd.cli.status import state, waiting
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import count_dead_letters, read_endpoints
 from sweeperd.ops.endpoints import (
     AttemptsDocument,
@@ -32,7 +33,6 @@ from sweeperd.ops.endpoints import (
     SkippedEvent,
     StateDocument,
 )
-from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.trial import BODY_SHOWN, TrialDocument, try_out
 from sweeperd.outbox.attempts import read_attempts
@@ -50,8 +50,9 @@ def command() -> None:
 
 
 @command.command("list")
+@all_option
 @on_shards()
-def list_(run: Run) -> None:
+def list_(run: Run, every: bool) -> None:
     """List each endpoint on each shard with its URL, state and backlog."""
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
 
@@ -59,7 +60,12 @@ def list_(run: Run) -> None:
         found = read_endpoints(run.settings, shard, shard.read_clock(), count_dead_letters(shard))
         return [ListedEndpoint.of(shard, each, known.get(each.endpoint)) for each in found]
 
-    rows = [row for _, found in run.each(read) for row in found]
+    listed, rows = list(run.each(read)), list[ListedEndpoint]()
+    for shard, found in listed:
+        whole = every or run.output.as_json
+        rows += found if whole else most_troubled(found)
+        if not whole and (rest := unlisted(found)):
+            warn(f"shard {shard.name}: {rest}; --all lists them")
     columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
     run.table(columns, map(_cells, rows), lambda: EndpointsDocument(endpoints=rows, down=run.down))
 

@@ -132,6 +132,9 @@ json_option: Decorator = click.option(
     help="Print JSON.",
 )
 shard_option: Decorator = click.option("--shard", metavar="NAME", help="Only this shard.  [default: all]")
+all_option: Decorator = click.option(
+    "--all", "every", is_flag=True, help="List every endpoint.  [default: of more than 50, those with the most trouble]"
+)
 kind_option: Decorator = click.option(
     "--kind", metavar="NAME", help="This kind.  [default: reservations, or the only kind]"
 )

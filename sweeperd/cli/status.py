@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 import click
 from click.core import ParameterSource
 
-from sweeperd.cli.options import Exit, Options, fail, json_option, shard_option
+from sweeperd.cli.options import Exit, Options, all_option, fail, json_option, shard_option
 from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
-from sweeperd.ops.health import ENDPOINT_STATES
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
@@ -42,10 +42,11 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
     callback=_finite,
     help="With --watch: the time between refreshes.",
 )
+@all_option
 @shard_option
 @json_option
 @click.pass_obj
-def command(options: Options, watch: bool, interval: float, shard: str | None, as_json: bool) -> None:
+def command(options: Options, watch: bool, interval: float, every: bool, shard: str | None, as_json: bool) -> None:
     """
     Show due, overdue and quarantined entries of each shard, the last sweep, and the backlog of each endpoint.
 
@@ -68,10 +69,10 @@ def command(options: Options, watch: bool, interval: float, shard: str | None, a
         readings = _readings(settings, shards, interval if watch else None)
         try:
             if watch and output.terminal:
-                output.screen.watch(map(_picture, readings), output.first_line())
+                output.screen.watch((_picture(each, every) for each in readings), output.first_line())
             else:
                 for statuses in readings:
-                    _show(output, statuses)
+                    _show(output, statuses, every)
                     troubles = _troubles(statuses)
         except KeyboardInterrupt:
             return  # the end of a watch
@@ -88,30 +89,32 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
         time.sleep(max(0.0, interval - (time.monotonic() - began)))
 
 
-def _tables(statuses: Sequence[ShardStatus]) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
+def _tables(statuses: Sequence[ShardStatus], every: bool) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
     tables = [
         (_SHARDS, list(map(_shard_row, statuses))),
         (_SWEEP, list(map(_sweep_row, statuses))),
         (_KINDS, [_kind_row(status, kind) for status in statuses for kind in status.kinds]),
-        (_ENDPOINTS, _endpoint_rows(statuses)),
+        (_ENDPOINTS, _endpoint_rows(statuses, every)),
     ]
     return [(columns, rows) for columns, rows in tables if rows]
 
 
-def _picture(statuses: Sequence[ShardStatus]) -> tuple[list[tuple[Sequence[str], list[Sequence[object]]]], list[Cell]]:
-    notes = [Cell(line, "yellow") for line in _notes(statuses)]
-    return _tables(statuses), [*notes, *(Cell(line, "red") for line in _troubles(statuses))]
+def _picture(
+    statuses: Sequence[ShardStatus], every: bool
+) -> tuple[list[tuple[Sequence[str], list[Sequence[object]]]], list[Cell]]:
+    notes = [Cell(line, "yellow") for line in _notes(statuses, every)]
+    return _tables(statuses, every), [*notes, *(Cell(line, "red") for line in _troubles(statuses))]
 
 
-def _show(output: Output, statuses: Sequence[ShardStatus]) -> None:
+def _show(output: Output, statuses: Sequence[ShardStatus], every: bool) -> None:
     if output.as_json:
         output.json(StatusDocument.of(statuses))
         return
-    for number, (columns, rows) in enumerate(_tables(statuses)):
+    for number, (columns, rows) in enumerate(_tables(statuses, every)):
         if number:
             output.say("")
         output.table(columns, rows)
-    for note in _notes(statuses):
+    for note in _notes(statuses, every):
         warn(note)
 
 
@@ -157,7 +160,7 @@ def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
     return *row, f"{span(tick.age_seconds(status.now_ms))} ago", tick.by, took, tick.expired, kind.sweeping
 
 
-def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
+def _endpoint_rows(statuses: Sequence[ShardStatus], every: bool) -> list[Sequence[object]]:
     return [
         (
             status.name,
@@ -171,7 +174,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus]) -> list[Sequence[object]]:
             _about(status, endpoint),
         )
         for status in statuses
-        for endpoint in status.endpoints
+        for endpoint in (status.endpoints if every else most_troubled(status.endpoints))
     ]
 
 
@@ -217,10 +220,12 @@ def _trouble(status: ShardStatus, endpoint: EndpointDocument) -> str:
     return "; ".join(filter(None, [muted, endpoint.warning]))
 
 
-def _notes(statuses: Sequence[ShardStatus]) -> Iterator[str]:
-    """Advice about the shards that are up."""
+def _notes(statuses: Sequence[ShardStatus], every: bool) -> Iterator[str]:
+    """What the tables leave out, and advice about the shards that are up."""
     for status in statuses:
         if status.reachable:
+            if not every and (rest := unlisted(status.endpoints)):
+                yield f"shard {status.name}: {rest}; --all lists them"
             for advice in shard_advice(status):
                 hint = f"; see `{advice.commands[0]}`" if advice.runbook and advice.commands else ""
                 yield f"shard {status.name}: {advice.text}{hint}"

@@ -163,7 +163,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.STATUS, letters, "XLEN XRANGE XREVRANGE XINFO|STREAM")
     yield granted(Duty.DELIVER, letters, "XADD")
     yield granted(Duty.OPERATE, letters, "XDEL")
-    yield granted(Duty.STATUS, endpoints, "HGET")
+    yield granted(Duty.STATUS, endpoints, "HGET HGETALL")
     yield granted(Duty.DELIVER, endpoints, "HSET HDEL")
     yield granted(Duty.OPERATE, endpoints, "HSET HDEL")
     yield granted(Duty.STATUS, keys.groups, "HGET HGETALL")

@@ -1,6 +1,7 @@
 """Reads the status of all endpoints of a shard."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import redis
@@ -9,7 +10,7 @@ from pydantic import Field
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.document import Count, Document, Moment, Seconds
 from sweeperd.ops.rate import Rate
-from sweeperd.outbox.backlog import BacklogMemory, read_backlog
+from sweeperd.outbox.backlog import BacklogMemory, read_backlogs
 from sweeperd.outbox.circuits import CircuitNote, CircuitState, CircuitStateStore
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.filters import LivingFilters, read_filters
@@ -104,35 +105,39 @@ def read_endpoints(
 ) -> tuple[EndpointDocument, ...]:
     """
     The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
-    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls.
+    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Few commands are sent, whatever the number of
+    endpoints.
     """
-    foreign = settings.events.groups
-    groups = {decode(name): info for name, info in streams.groups(shard.client, shard.keys.events).items()}
-    known = {endpoint.name: endpoint for endpoint in settings.consumers}
-    filters = _filters(shard)
-    named = {name for name in groups if not name.startswith(GROUP_PREFIX)}
-    unknown = sorted((named | dead_letters.keys()) - known.keys() - set(foreign))
-
-    def backlog(name: str, subscription: Subscription | None = None) -> dict[str, Any]:
-        group = groups.get(name)
-        found = read_backlog(shard, group, subscription, now, memory=memory)
-        return {
+    groups = streams.groups(shard.client, shard.keys.events)
+    known, foreign = {endpoint.name: endpoint for endpoint in settings.consumers}, settings.events.groups
+    named = {name for name in map(decode, groups) if not name.startswith(GROUP_PREFIX)}
+    names = [*known, *foreign, *sorted((named | dead_letters.keys()) - known.keys() - set(foreign))]
+    rows = [groups.get(name.encode()) for name in names]
+    subscriptions = [Subscription(known[name]) if name in known else None for name in names]
+    backlogs = read_backlogs(shard, list(zip(rows, subscriptions, strict=True)), now, memory=memory)
+    states, circuits = EndpointStateStore(shard).read_all(), CircuitStateStore(shard).read_all()
+    replays, filters = _replays(shard, groups, now), _filters(shard)
+    waits = RELAY.name in known and shard.client.hget(shard.keys.relay, "waiting")
+    found = []
+    for place, (name, row, backlog) in enumerate(zip(names, rows, backlogs, strict=True)):
+        figures = {
             "endpoint": name,
-            "position": group["last-delivered-id"].decode() if group else None,
-            "pending": found.events if found else None,
-            "pending_exact": found.exact if found else True,
-            "oldest_pending_seconds": found.oldest_seconds if found else 0.0,
+            "position": row["last-delivered-id"].decode() if row else None,
+            "pending": backlog.events if backlog else None,
+            "pending_exact": backlog.exact if backlog else True,
+            "oldest_pending_seconds": backlog.oldest_seconds if backlog else 0.0,
             "dead_letters": dead_letters[name],
         }
-
-    return (
-        *(
-            _configured(settings, shard, each, now, backlog(name, Subscription(each)), filters.difference(name, now))
-            for name, each in known.items()
-        ),
-        *(_endpoint(backlog(name) | {"dead_letters": 0}, now, "group") for name in foreign),
-        *(_endpoint(backlog(name), now, "unknown") for name in unknown),
-    )
+        if place >= len(known):
+            is_foreign = place < len(known) + len(foreign)
+            figures |= {"dead_letters": 0} if is_foreign else {}
+            found.append(_endpoint(figures, now, "group" if is_foreign else "unknown"))
+            continue
+        warnings = [WAITS if name == RELAY.name and waits else "", filters.difference(name, now)]
+        state, circuit = states.get(name, EndpointState()), circuits.get(name, CircuitState())
+        endpoint = _endpoint(figures, now, "", state, circuit, "; ".join(filter(None, warnings)), replays.get(name))
+        found.append(_with_outlook(settings, known[name], endpoint))
+    return tuple(found)
 
 
 def count_dead_letters(shard: Shard) -> Counter[str]:
@@ -150,50 +155,37 @@ def count_dead_letters(shard: Shard) -> Counter[str]:
     return counts
 
 
-def _configured(
-    settings: Settings, shard: Shard, endpoint: EndpointSettings, now: int, backlog: dict[str, Any], difference: str
-) -> EndpointDocument:
-    """With a warning if it falls behind. `difference`: how the filters of the processes differ."""
-    name, longest = endpoint.name, settings.webhooks.max_age.total_seconds()
-    waits = name == RELAY.name and shard.client.hget(shard.keys.relay, "waiting")
-    found = _endpoint(
-        backlog,
-        now,
-        board=EndpointStateStore(shard).read(name),
-        circuit=CircuitStateStore(shard).read(name),
-        warning="; ".join(filter(None, [WAITS if waits else "", difference])),
-        replay=_replay(shard, name, now),
-    )
-    needed = found.empty_in_seconds
-    if name == RELAY.name or needed is None or needed <= longest:  # the relay never gives up
-        return found
+def _with_outlook(settings: Settings, endpoint: EndpointSettings, status: EndpointDocument) -> EndpointDocument:
+    """With a warning if its backlog takes longer than max_age. The relay never gives up."""
+    needed, longest = status.empty_in_seconds, settings.webhooks.max_age.total_seconds()
+    if endpoint.name == RELAY.name or needed is None or needed <= longest:
+        return status
     batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""
     needs = f"falls behind: its backlog takes {span(needed)} at this rate{batches}, max_age is {span(longest)}"
-    warning = "; ".join(filter(None, [needs, found.warning]))
-    return found.model_copy(update={"falling_behind": True, "warning": warning})
+    warning = "; ".join(filter(None, [needs, status.warning]))
+    return status.model_copy(update={"falling_behind": True, "warning": warning})
 
 
 def _endpoint(
-    backlog: dict[str, Any],
+    figures: dict[str, Any],
     now: int,
-    state: str = "",
-    board: EndpointState | None = None,
-    circuit: CircuitState | None = None,
+    label: str,
+    state: EndpointState = EndpointState(),  # noqa: B008 - frozen
+    circuit: CircuitState = CircuitState(),  # noqa: B008 - frozen
     warning: str = "",
     replay: ReplayDocument | None = None,
 ) -> EndpointDocument:
-    """`backlog`: the fields about group and dead letters. `state`: for a name that is not in the settings."""
-    board, circuit = board or EndpointState(), circuit or CircuitState()
-    rate, pending = Rate(circuit.rate, circuit.rate_window), backlog["pending"]
-    muted, paused = max(0.0, (board.muted_until - now) / 1000), board.paused_at is not None
-    usual = "paused" if paused else "open" if circuit.open else "muted" if muted else "delivering"
+    """`figures`: the fields about group and dead letters. `label`: the state of a name that is not in the settings."""
+    rate, pending = Rate(circuit.rate, circuit.rate_window), figures["pending"]
+    muted = max(0.0, (state.muted_until - now) / 1000)
+    usual = "paused" if state.paused else "open" if circuit.open else "muted" if muted else "delivering"
     return EndpointDocument(
-        **backlog,
-        state=state or usual,
-        configured=state != "unknown",
-        paused_at=board.paused_at,
-        paused_reason=board.reason,
-        muted_until=board.muted_until or None,
+        **figures,
+        state=label or usual,
+        configured=label != "unknown",
+        paused_at=state.paused_at,
+        paused_reason=state.reason,
+        muted_until=state.muted_until or None,
         muted_seconds=muted,
         circuit_open=circuit.open,
         open_on=circuit.open_on,
@@ -204,7 +196,7 @@ def _endpoint(
         falling_behind=False,
         rate=rate.known,
         rate_window_seconds=rate.window_seconds,
-        empty_in_seconds=None if pending is None or (pending and paused) else rate.seconds_for(pending),
+        empty_in_seconds=None if pending is None or (pending and state.paused) else rate.seconds_for(pending),
         replay=replay,
         replicas=[ReplicaDocument.of(note) for note in circuit.notes],
     )
@@ -219,9 +211,11 @@ def _filters(shard: Shard) -> LivingFilters:
         return LivingFilters()
 
 
-def _replay(shard: Shard, endpoint: str, now: int) -> ReplayDocument | None:
-    note = ReplayStore(shard).read(endpoint)
-    if note is None or note.cancelled:
-        return None
-    left, running = ReplayStore(shard).progress(note).left, max(0, now - note.made_at) // 1000
-    return ReplayDocument.made_of(note, left=left, running_seconds=running)
+def _replays(shard: Shard, groups: Mapping[bytes, Any], now: int) -> dict[str, ReplayDocument]:
+    """The running replays by endpoint."""
+    store, found = ReplayStore(shard), dict[str, ReplayDocument]()
+    for endpoint, note in store.all().items():
+        if not note.cancelled:
+            left, running = store.progress(note, groups).left, max(0, now - note.made_at) // 1000
+            found[endpoint] = ReplayDocument.made_of(note, left=left, running_seconds=running)
+    return found

@@ -1,49 +1,21 @@
 """Judges from the status of all shards whether the sweep keeps up, events arrive, and entries need attention."""
 
-import enum
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from sweeperd.config import Settings
-from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.endpoint_health import Finding, HealthLevel, judge_endpoint
 from sweeperd.ops.status import ShardStatus
 from sweeperd.text import span
 
 #: A status that is older is stale, seconds. Without a viewer a shard is read every 15 s.
 STALE = 30.0
-#: From how many seconds on an overdue entry or a pending event is worth watching, or bad. The alert rules use the same
-#: limits for `bad`.
+#: From how many seconds on an overdue entry is worth watching, or bad; the alert rules have the same limit for `bad`.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
-PENDING_WATCH, PENDING_BAD = 60.0, 900.0
 #: The finding about a shard whose Redis cannot be read.
 UNKNOWN = "not known"
 #: Up to how many details an answer has.
 DETAILS = 5
-
-
-class HealthLevel(enum.StrEnum):
-    GOOD = "good"
-    WATCH = "watch"
-    BAD = "bad"
-
-
-class StateStyle(NamedTuple):
-    """How commands and page show a state. `level`: None if it is neither good nor bad."""
-
-    label: str
-    level: HealthLevel | None
-
-
-#: By `EndpointDocument.state`.
-ENDPOINT_STATES = {
-    "delivering": StateStyle("delivering", HealthLevel.GOOD),
-    "muted": StateStyle("muted", HealthLevel.WATCH),
-    "open": StateStyle("circuit open", HealthLevel.BAD),
-    "paused": StateStyle("paused", HealthLevel.BAD),
-    "group": StateStyle("read by another program", None),
-    "unknown": StateStyle("not in the configuration", None),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +37,10 @@ class Answer:
     details: tuple[str, ...]
 
 
-_Finding = tuple[HealthLevel, str]
-
-
 def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[Answer, Answer, Answer]:
     """The three answers, which name the shard if there are several."""
 
-    def collected(findings_of: Callable[[ShardView], Iterator[_Finding]]) -> list[_Finding]:
+    def collected(findings_of: Callable[[ShardView], Iterator[Finding]]) -> list[Finding]:
         prefix = "{}: " if len(views) > 1 else ""
         return [(level, prefix.format(view.name) + text) for view in views for level, text in findings_of(view)]
 
@@ -86,7 +55,7 @@ def summarize_health(settings: Settings, views: Sequence[ShardView]) -> tuple[An
     )
 
 
-def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_Finding], all_well: str) -> Answer:
+def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[Finding], all_well: str) -> Answer:
     ranks = list(HealthLevel)
     worst_first = sorted(findings, key=lambda finding: -ranks.index(finding[0]))
     level = worst_first[0][0] if worst_first else HealthLevel.GOOD
@@ -97,7 +66,7 @@ def _answer(question: str, answers: dict[HealthLevel, str], findings: Sequence[_
     return Answer(question, "Not known" if only_unknown else answers[level], level, tuple(details) or (all_well,))
 
 
-def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
+def _sweep(settings: Settings, view: ShardView) -> Iterator[Finding]:
     status = view.status
     if view.error:
         yield HealthLevel.BAD, f"Redis cannot be read: {view.error}"
@@ -121,7 +90,7 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[_Finding]:
         yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
 
 
-def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[_Finding]:
+def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[Finding]:
     """Whether the last sweep of reservations, if they are swept, and of each kind is recent."""
     # A dead replica is replaced after the lease's TTL and an interval; a drain may use up its time budget.
     sweep = settings.sweep
@@ -135,7 +104,7 @@ def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator
             yield HealthLevel.BAD, f"{name}not swept for {span(age)}"
 
 
-def _deliveries(view: ShardView) -> Iterator[_Finding]:
+def _deliveries(view: ShardView) -> Iterator[Finding]:
     if view.status is None or view.error or view.age_seconds > STALE:
         # Without Redis nothing is delivered either.
         if view.status is None or view.status.endpoints:
@@ -144,32 +113,10 @@ def _deliveries(view: ShardView) -> Iterator[_Finding]:
     if "delivers" in view.status.processes.missing:
         waits = any(endpoint.configured and endpoint.state != "group" for endpoint in view.status.endpoints)
         yield HealthLevel.BAD if waits else HealthLevel.WATCH, "no process delivers"
-    yield from filter(None, map(_delivery, view.status.endpoints))
+    yield from filter(None, map(judge_endpoint, view.status.endpoints))
 
 
-def _delivery(endpoint: EndpointDocument) -> _Finding | None:
-    if endpoint.pending is None:
-        waiting = "it has no consumer group"
-    elif endpoint.pending:
-        waiting = f"{endpoint.pending:,} wait, the oldest for {span(endpoint.oldest_pending_seconds)}"
-    else:
-        waiting = "nothing waits"
-    if endpoint.state in {"unknown", "group"}:
-        return None
-    if endpoint.state == "paused":
-        return HealthLevel.BAD, f"{endpoint.endpoint} is paused; {waiting}"
-    if endpoint.state == "open":
-        return HealthLevel.BAD, f"{endpoint.endpoint}: circuit open; {waiting}"
-    if endpoint.warning:
-        return HealthLevel.WATCH, f"{endpoint.endpoint} {endpoint.warning}; {waiting}"
-    if endpoint.oldest_pending_seconds > PENDING_BAD:
-        return HealthLevel.BAD, f"{endpoint.endpoint}: {waiting}"
-    if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:
-        return HealthLevel.WATCH, f"{endpoint.endpoint}: {waiting}"
-    return None
-
-
-def _quarantined(view: ShardView) -> Iterator[_Finding]:
+def _quarantined(view: ShardView) -> Iterator[Finding]:
     if view.status is None:
         yield HealthLevel.WATCH, UNKNOWN
         return

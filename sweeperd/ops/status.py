@@ -17,12 +17,13 @@ from pydantic import Field
 from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.errors import RedisUnavailable
+from sweeperd.ops.endpoint_health import most_troubled
 from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, count_dead_letters, read_endpoints
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.quarantine import ReasonCount, count_reasons
 from sweeperd.ops.rate import Rate, read_rate
 from sweeperd.ops.reconcile.last_walk import WalkStore
-from sweeperd.outbox.attempts import Attempt, read_attempts
+from sweeperd.outbox.attempts import Attempt, read_all_attempts
 from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
@@ -49,10 +50,14 @@ class Details:
     attempts: Mapping[str, Sequence[Attempt]] = field(default_factory=dict)
 
 
-def read_details(settings: Settings, shard: Shard) -> Details:
+def read_details(settings: Settings, shard: Shard, endpoints: Sequence[EndpointDocument]) -> Details:
+    """`endpoints`: the status of each. The attempts are read of those that the page lists."""
     reasons = [count for kind in kinds_of(settings, shard).values() for count in count_reasons(shard, kind)]
-    names = [endpoint.name for endpoint in settings.webhooks.endpoints] if settings.events.attempts_kept else []
-    attempts = {name: [each.attempt for each in read_attempts(shard, name, ATTEMPTS)] for name in names}
+    sent = [endpoint for endpoint in endpoints if endpoint.configured] if settings.events.attempts_kept else []
+    names = [endpoint.endpoint for endpoint in most_troubled(sent)]
+    attempts = {
+        name: [each.attempt for each in found] for name, found in read_all_attempts(shard, names, ATTEMPTS).items()
+    }
     return Details(tuple(sorted(reasons, key=lambda each: -each.count)), attempts)
 
 
@@ -198,7 +203,7 @@ def read_status(
     try:
         with shard.reaching():
             status = _read(settings, shard, sample, memory)
-            return replace(status, details=read_details(settings, shard)) if detailed else status
+            return replace(status, details=read_details(settings, shard, status.endpoints)) if detailed else status
     except (RedisUnavailable, redis.RedisError) as error:  # a key of another type, say
         return ShardStatus(shard.name, shard.address, describe(error).removeprefix(f"{shard.address}: "))
 

@@ -11,8 +11,9 @@ from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Moment, Seconds
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
-from sweeperd.ops.health import ENDPOINT_STATES, STALE, ShardView, summarize_health
+from sweeperd.ops.health import STALE, ShardView, summarize_health
 from sweeperd.ops.history import StatusSample
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.status import Due, KindDocument, ShardStatus, WalkDocument
@@ -130,7 +131,7 @@ def _status(
     places = {endpoint.name: _place(endpoint.url.get_secret_value()) for endpoint in settings.consumers}
     known = [endpoint for endpoint in status.endpoints if endpoint.configured]
     unknown = [endpoint for endpoint in status.endpoints if not endpoint.configured]
-    listed = (*known, *unknown[:UNKNOWN])
+    listed = (*most_troubled(known), *unknown[:UNKNOWN])
     document: dict[str, Any] = _short(ShardDocument.model_validate(replace(status, endpoints=listed)).as_json())
     for endpoint, of_endpoint in zip(listed, document["endpoints"], strict=True):
         of_endpoint |= {
@@ -147,6 +148,7 @@ def _status(
         "warnings": [_advice(advice) for advice in shard_advice(status, options)],
         "reasons": [_reason(reason, options) for reason in status.details.reasons[:REASONS]],
         "more_endpoints": max(0, len(unknown) - UNKNOWN),
+        "grouped": unlisted(known),
     }
 
 

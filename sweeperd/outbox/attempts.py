@@ -1,16 +1,19 @@
 """Reads the recorded delivery attempts."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
+from sweeperd.store.scripts import accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.text import decode, whole
 
 #: How many attempts per endpoint to search for an event.
 SEARCH = 10_000
+#: How many endpoints to read in a round trip.
+ENDPOINTS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +74,18 @@ class RecordedAttempt:
 
 def read_attempts(shard: Shard, endpoint: str, limit: int) -> list[RecordedAttempt]:
     """The latest attempts of one endpoint, newest first. Raises redis.RedisError."""
-    rows: Any = shard.client.xrevrange(shard.keys.attempts(endpoint), count=limit)
-    return [RecordedAttempt(shard.name, endpoint, Attempt.parse(fields)) for _, fields in cast(list[StreamRow], rows)]
+    return read_all_attempts(shard, [endpoint], limit)[endpoint]
+
+
+def read_all_attempts(shard: Shard, endpoints: Sequence[str], limit: int) -> dict[str, list[RecordedAttempt]]:
+    """The latest attempts by endpoint, newest first, with a round trip for many endpoints. Raises redis.RedisError."""
+    found = dict[str, list[RecordedAttempt]]()
+    for names in batches(endpoints, ENDPOINTS):
+        commands = (("XREVRANGE", shard.keys.attempts(name), "+", "-", "COUNT", limit) for name in names)
+        replies: list[list[StreamRow]] = accepted(run_commands(shard.client, commands))
+        for name, rows in zip(names, replies, strict=True):
+            found[name] = [RecordedAttempt(shard.name, name, Attempt.parse(fields)) for _, fields in rows]
+    return found
 
 
 def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:

@@ -2,15 +2,17 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import redis
 
+from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group
+from sweeperd.store.scripts import batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamRow
 
@@ -21,6 +23,10 @@ EXACT = 10_000
 SAMPLE_BYTES = 512 * 1024
 #: How many events to read per round trip, and in total if Redis knows the number and there is no filter.
 SAMPLE_PAGE = 100
+#: How many of these events are kept for other groups at the same position.
+SHARED = 20_000
+#: How many groups one round trip asks for their oldest pending event.
+GROUPS = 250
 #: How long a share is remembered while the endpoint takes no event, seconds.
 REMEMBERED = 60.0
 
@@ -45,6 +51,8 @@ class _Share(NamedTuple):
     first: bytes | None
     #: Whether more events may follow.
     more: bool
+    #: Whether it is the same for every endpoint with this filter: no event is for one endpoint only.
+    common: bool = True
 
 
 class BacklogMemory:
@@ -84,53 +92,112 @@ def read_backlog(
     to_the_end: bool = False,
     memory: BacklogMemory | None = None,
 ) -> GroupBacklog | None:
-    """
-    Count the pending events of the group, and the wanted events that it has not read yet. None if there is no group.
+    """Like `read_backlogs`, for one group."""
+    (found,) = read_backlogs(shard, [(group, subscription)], now_ms, to_the_end=to_the_end, memory=memory)
+    return found
 
-    `group`: the row of XINFO GROUPS. `subscription`: None wants every event. `now_ms`: the shard's clock. `memory`: the
-    samples of earlier calls.
 
-    Redis 7 reports the lag of a group, so that only a filter needs a sample. Redis 6.2 does not: beyond EXACT events or
-    SAMPLE_BYTES the count is a lower bound, unless `to_the_end` is set. Raises redis.RedisError.
+def read_backlogs(
+    shard: Shard,
+    groups: Sequence[tuple[dict[str, Any] | None, Subscription | None]],
+    now_ms: int,
+    *,
+    to_the_end: bool = False,
+    memory: BacklogMemory | None = None,
+) -> list[GroupBacklog | None]:
     """
-    if group is None:
-        return None
-    memory = memory or BacklogMemory()
-    taken, lag = int(group["pending"]), group.get("lag")
-    events = streams.read(shard, shard.keys.events, streams.after(group["last-delivered-id"]), page=SAMPLE_PAGE)
-    counted = lag is not None and lag > 10 * SAMPLE_PAGE and (subscription is None or subscription.gets_all)
-    share = None if to_the_end else memory.find(group)
-    if share is None:
-        most = SAMPLE_PAGE if counted else memory.exact
-        share = _share(events, subscription, most, math.inf if to_the_end else SAMPLE_BYTES)
-        memory.keep(group, share)
-    seen, wanted, first, more = share
-    if taken:
-        try:
-            first = shard.client.xpending(shard.keys.events, group["name"])["min"] or first
-        except redis.ResponseError as error:
-            if is_missing_group(error):
-                return None  # the group was removed in the meantime
-            raise
-    oldest = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
-    if not more:
-        return GroupBacklog(taken + wanted, True, oldest)
-    exact = lag is not None and (subscription is None or lag == seen)
-    if lag is None:
-        lag = seen + (sum(1 for _ in events) if to_the_end else 0)
-    return GroupBacklog(taken + wanted * int(lag) // seen, exact, oldest)
+    Count the pending events of each group, and the wanted events that it has not read yet. None if there is no group.
+
+    `groups`: the row of XINFO GROUPS, and the subscription (None wants every event). `now_ms`: the shard's clock.
+    `memory`: the samples of earlier calls.
+
+    A group that is up to date costs no command. Groups at the same position share what is read, and if they have the
+    same filter, they share the sample. Redis 7 reports the lag of a group, so that only a filter needs a sample. Redis
+    6.2 does not: beyond EXACT events or SAMPLE_BYTES the count is a lower bound, unless `to_the_end` is set. Raises
+    redis.RedisError.
+    """
+    rows = [group for group, _ in groups if group is not None]
+    oldest, events_after = _oldest_pending(shard, rows), _Pages(shard).read
+    last = streams.last_id(shard.client, shard.keys.events) if any(row.get("lag") is None for row in rows) else None
+    memory, samples = memory or BacklogMemory(), dict[tuple[object, ...], _Share]()
+
+    def count(group: dict[str, Any] | None, subscription: Subscription | None) -> GroupBacklog | None:
+        if group is None or (group["pending"] and group["name"] not in oldest):
+            return None  # there is no group, or it was removed in the meantime
+        lag, position = group.get("lag"), group["last-delivered-id"]
+        events = events_after(position)
+        counted = lag is not None and lag > 10 * SAMPLE_PAGE and (subscription is None or subscription.gets_all)
+        share = None if to_the_end else memory.find(group)
+        if lag == 0 or position == last:
+            share = _Share(0, 0, None, more=False)
+        if share is None:
+            most = SAMPLE_PAGE if counted else memory.exact
+            selects = () if subscription is None else subscription.selects
+            key = (position, most, selects)
+            share = samples.get(key) if selects is not None and not to_the_end else None
+            if share is None:
+                share = _share(events, subscription, most, math.inf if to_the_end else SAMPLE_BYTES)
+                if share.common and selects is not None:
+                    samples[key] = share
+            memory.keep(group, share)
+        seen, wanted, first, more, _ = share
+        taken, first = int(group["pending"]), oldest.get(group["name"]) or first
+        oldest_seconds = 0.0 if first is None else max(0.0, (now_ms - streams.milliseconds(first)) / 1000)
+        if not more:
+            return GroupBacklog(taken + wanted, True, oldest_seconds)
+        exact = lag is not None and (subscription is None or lag == seen)
+        if lag is None:
+            lag = seen + (sum(1 for _ in events) if to_the_end else 0)
+        return GroupBacklog(taken + wanted * int(lag) // seen, exact, oldest_seconds)
+
+    return [count(group, subscription) for group, subscription in groups]
+
+
+def _oldest_pending(shard: Shard, rows: Sequence[dict[str, Any]]) -> dict[bytes, bytes | None]:
+    """The oldest pending event of each group that has any. A group that was removed is left out."""
+    found = dict[bytes, bytes | None]()
+    for part in batches([row["name"] for row in rows if row["pending"]], GROUPS):
+        replies = run_commands(shard.client, (("XPENDING", shard.keys.events, name) for name in part))
+        for name, reply in zip(part, replies, strict=True):
+            if not isinstance(reply, Exception):
+                found[name] = reply["min"]
+            elif not (isinstance(reply, redis.ResponseError) and is_missing_group(reply)):
+                raise reply
+    return found
+
+
+class _Pages:
+    """Pages of the event stream, kept for other groups at the same position."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._client, self._key = shard.client, shard.keys.events
+        self._pages, self._room = dict[bytes, list[StreamRow]](), SHARED
+
+    def read(self, position: bytes) -> Iterator[StreamRow]:
+        """The events after this position."""
+        while True:
+            page = self._pages.get(position)
+            if page is None:
+                page = cast(list[StreamRow], self._client.xrange(self._key, streams.after(position), count=SAMPLE_PAGE))
+                if self._room > 0:
+                    self._pages[position], self._room = page, self._room - len(page)
+            yield from page
+            if len(page) < SAMPLE_PAGE:
+                return
+            position = page[-1][0]
 
 
 def _share(events: Iterator[StreamRow], subscription: Subscription | None, most: int, most_bytes: float) -> _Share:
     """A sample of up to `most` events or `most_bytes`."""
     seen = wanted = size = 0
-    first = None
+    first, common = None, True
     for entry, fields in events:
         seen += 1
-        size += len(b"".join(fields.values()))
+        size += sum(map(len, fields.values()))
+        common = common and ONLY_FOR not in fields
         if subscription is None or subscription.takes(entry, fields):
             wanted += 1
             first = first or entry
         if seen == most or size >= most_bytes:
-            return _Share(seen, wanted, first, True)
-    return _Share(seen, wanted, first, False)
+            return _Share(seen, wanted, first, True, common)
+    return _Share(seen, wanted, first, False, common)

@@ -1,6 +1,6 @@
 """Stores the circuits of every process by endpoint, for operators and for other processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import cast
 
@@ -11,6 +11,7 @@ from sweeperd.document import Note
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.text import decode
 
 
 class CircuitNote(Note):
@@ -90,7 +91,16 @@ class CircuitStateStore:
 
     def read(self, endpoint: str) -> CircuitState:
         """The circuits of the living processes. Raises redis.RedisError."""
-        notes = list(self._notes(f"{endpoint}@").values())
+        return self._living(self._notes(f"{endpoint}@").values())
+
+    def read_all(self) -> dict[str, CircuitState]:
+        """The circuits of the living processes by endpoint, with one command. Raises redis.RedisError."""
+        notes = dict[str, list[CircuitNote]]()
+        for field, note in self._notes().items():
+            notes.setdefault(decode(field.partition(b"@")[0]), []).append(note)
+        return {endpoint: self._living(found) for endpoint, found in notes.items()}
+
+    def _living(self, notes: Collection[CircuitNote]) -> CircuitState:
         # A process that misses a beat may be dead, so a later success of another process overrules its open circuit. A
         # note from the future was written before the clock was set back.
         now, success = self._clock.now_ms(), max((note.delivered_at for note in notes), default=0)

@@ -1,11 +1,12 @@
 """Stores whether an endpoint is paused or muted, for all replicas."""
 
-from typing import Self
+from typing import Self, cast
 
 from sweeperd.document import Note
 from sweeperd.outbox.announcements import Announcements
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.text import decode
 
 
 class EndpointState(Note):
@@ -53,6 +54,11 @@ class EndpointStateStore:
         """Raises redis.RedisError."""
         entry = self._client.hget(self._key, endpoint)
         return self._parse(entry) if isinstance(entry, bytes) else EndpointState()
+
+    def read_all(self) -> dict[str, EndpointState]:
+        """The states of all endpoints that are paused or muted, with one command. Raises redis.RedisError."""
+        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
+        return {decode(endpoint): self._parse(entry) for endpoint, entry in fields.items()}
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """

@@ -9,8 +9,9 @@ removed together.
 import bisect
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import redis
 
@@ -195,7 +196,7 @@ class ReplaySubscription(Subscription):
         self.start = note.start
         self._last = StreamId.parse(note.last)
         self._span = note.span
-        self.gets_all = False  # the span selects each event
+        self.gets_all, self.selects = False, None  # the span selects each event
 
     def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
         """Whether the replay includes this event."""
@@ -260,27 +261,33 @@ class ReplayStore:
         cancelled = note.model_copy(update={"cancelled": True}).model_dump_json()
         return bool(self._cancel.run(self._client, Call(self._keys[1:], [note.group, note.made_at, cancelled])))
 
-    def position(self, note: ReplayNote) -> StreamId | None:
-        """The last event that the group has read; None if the group is missing."""
-        info = streams.groups(self._client, self._keys[0]).get(note.group.encode())
+    def position(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> StreamId | None:
+        """The last event that the group has read; None if the group is missing. `groups`: those of the stream."""
+        if groups is None:
+            groups = streams.groups(self._client, self._keys[0])
+        info = groups.get(note.group.encode())
         return None if info is None else StreamId.parse(info["last-delivered-id"])
 
     def exhausted(self, note: ReplayNote) -> bool:
         """Whether the group has read all events."""
         position = self.position(note)
-        if position is None:
-            return False
+        return position is not None and self._has_read_all(note, position)
+
+    def _has_read_all(self, note: ReplayNote, position: StreamId) -> bool:
         last = bytes(StreamId.parse(note.last))
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
-    def progress(self, note: ReplayNote) -> ReplayProgress:
-        """How far the replay is. If the group was lost, all events are left, because a new group starts over."""
-        position, found = self.position(note), self.read(note.endpoint)
+    def progress(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> ReplayProgress:
+        """
+        How far the replay is. If the group was lost, all events are left, because a new group starts over. `groups`:
+        those of the stream.
+        """
+        position, found = self.position(note, groups), self.read(note.endpoint)
         if found is None or found.made_at != note.made_at:
             return ReplayProgress()
         if position is None:
             return ReplayProgress(False, note.events)
-        untaken = 0 if self.exhausted(note) else max(1, note.left(position))
+        untaken = 0 if self._has_read_all(note, position) else max(1, note.left(position))
         try:
             summary = self._client.xpending(self._keys[0], note.group)
         except redis.ResponseError as error:

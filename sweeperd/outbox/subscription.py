@@ -67,6 +67,10 @@ class Subscription:
         self._filter = EventFilter(endpoint)
         #: Whether the endpoint receives every plain expiry, so that its fields need not be parsed.
         self.gets_all = self._filter.open
+        #: Equal for endpoints that receive the same events, apart from events for one endpoint only. None: unique.
+        self.selects: tuple[object, ...] | None = tuple(
+            names and tuple(names) for names in (endpoint.tenants, endpoint.events, endpoint.scopes)
+        )
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""

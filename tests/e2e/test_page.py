@@ -23,7 +23,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, reser
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
-pytestmark = [needs_browser, pytest.mark.slow]
+pytestmark = [needs_browser]
 
 PHONE, DESK = 360, 1200
 
@@ -125,7 +125,7 @@ def test_a_hung_redis_keeps_nobody_from_the_page(browser: Browser, tmp_path: Pat
             page = browser.open(f"http://{running.address}/")
             eventually(lambda: answers(page) == ["Yes", "Yes", "No"])
             os.kill(server.pid, signal.SIGSTOP)
-            # After a refresh that is under way, the status only gets older, and is still shown.
+            # A refresh may be under way or come yet; after that the status only gets older, and is shown all the same.
             eventually(lambda: age(running) > 2)
             assert answers(page) == ["Yes", "Yes", "No"]
             os.kill(server.pid, signal.SIGCONT)
@@ -221,6 +221,13 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
         page.shows(meaning)
         hidden = page.run("[...document.querySelectorAll('.reason')].map((reason) => reason.children[1].hidden)")
         assert hidden == [False, True]
+
+
+def test_of_many_endpoints_the_healthy_ones_are_one_line(browser: Browser) -> None:
+    many = tuple(endpoint_status(f"e{number}", pending=number % 2) for number in range(200))
+    with opened(browser, ["hook"], changed(endpoints=many)) as page:
+        page.shows("and 150 more endpoints: 150 delivering, 50 pending")
+        assert page.run("document.querySelectorAll('.pill:not([hidden])').length") == 50
 
 
 def test_an_endpoint_that_falls_behind_says_so_beside_its_state(browser: Browser) -> None:

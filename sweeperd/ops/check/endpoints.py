@@ -1,7 +1,8 @@
 """Checks whether an endpoint can be reached over TLS."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from sweeperd.config import EndpointSettings
 from sweeperd.config.certificates import PemFile
@@ -12,6 +13,15 @@ from sweeperd.text import rfc3339
 SOON = 30 * 86_400
 #: How long the name server may take to answer, seconds.
 RESOLVE_LIMIT = 5.0
+#: How many endpoints are checked side by side.
+SIDE_BY_SIDE = 100
+
+
+def check_endpoints(endpoints: Sequence[EndpointSettings], *, connect: float | None = None) -> Iterator[CheckFinding]:
+    """Checks endpoints side by side, and yields the findings in order."""
+    with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="check") as pool:
+        for found in pool.map(lambda endpoint: list(check_endpoint(endpoint, connect=connect)), endpoints):
+            yield from found
 
 
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:
@@ -32,7 +42,7 @@ def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) 
 
 def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
     # Imported late, because a check of Redis alone needs no HTTP client.
-    from sweeperd.delivery.connect import RESOLVER, OutOfTime, connect_to  # noqa: PLC0415
+    from sweeperd.delivery.connect import OutOfTime, Resolver, connect_to  # noqa: PLC0415
     from sweeperd.delivery.handshake import first_stop  # noqa: PLC0415
 
     try:
@@ -41,7 +51,8 @@ def _host(endpoint: EndpointSettings, connect: float | None) -> CheckResult:
         return failure(str(error), "correct the variable")
     whose = "" if not proxy else "its proxy " if endpoint.proxy else "the proxy of the environment, "
     try:
-        found = RESOLVER.resolve(host, port, time.monotonic() + RESOLVE_LIMIT)
+        # A resolver for each, so that names that hang do not fail other endpoints.
+        found = Resolver().resolve(host, port, time.monotonic() + RESOLVE_LIMIT)
     except OutOfTime:
         return failure(f"{whose}{host} was not resolved within {RESOLVE_LIMIT:g} s", "check the name server")
     except (OSError, UnicodeError) as error:

@@ -443,8 +443,9 @@
       const reasons = status.reasons.map((reason) => ({ reason, shard: shard.shard }));
       this.reasons.show(reasons, ({ reason }) => `${reason.kind} ${reason.reason}`);
       this.reasons.parent.hidden = status.reasons.length === 0;
-      const rest = status.more_endpoints ? `and dead letters of ${plural(status.more_endpoints, "endpoint", "endpoints")} more` : "";
-      say(this.more, status.endpoints.length ? rest : "There are no endpoints: events stay in the stream.");
+      const unknown = status.more_endpoints ? `dead letters of ${plural(status.more_endpoints, "endpoint", "endpoints")} more` : "";
+      const rest = [status.grouped, unknown].filter(Boolean).join(" · ");
+      say(this.more, status.endpoints.length ? rest && `and ${rest}` : "There are no endpoints: events stay in the stream.");
       this.more.hidden = this.more.textContent === "";
     }
 

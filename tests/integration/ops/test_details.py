@@ -25,7 +25,7 @@ def test_the_quarantine_by_reason_the_newest_first(shard: Shard, client: redis.R
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_BUDGET", d="INVALID_STATE", e="INVALID_STATE")
     client.zadd("sweeperd:quarantine", {"text": 10, "gone": 11})
     client.set("reservation:res_text", "no hash")
-    assert read_details(Settings(), shard).reasons == (
+    assert read_details(Settings(), shard, ()).reasons == (
         ReasonCount("reservations", "INVALID_STATE", 4, ("e", "d", "b"), REASONS["INVALID_STATE"]),
         ReasonCount("reservations", "INVALID_BUDGET", 1, ("c",), REASONS["INVALID_BUDGET"]),
         ReasonCount("reservations", "WRONG_TYPE", 1, ("text",), REASONS["WRONG_TYPE"]),
@@ -61,6 +61,6 @@ def test_a_reading_generates_and_hashes_no_script_again(
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quarantine, "COUNTED", 2)
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_STATE")
-    assert read_details(Settings(), shard).reasons == (
+    assert read_details(Settings(), shard, ()).reasons == (
         ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b"), REASONS["INVALID_STATE"]),
     )

@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
-from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlog
+from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlog, read_backlogs
 from sweeperd.outbox.backlog import REMEMBERED, SAMPLE_BYTES
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
@@ -65,6 +65,32 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
     stream.acknowledge(GROUP, ids(stream.pending(GROUP)))
     stream.acknowledge(GROUP, ids(stream.read(GROUP, 10)))
     assert now() == (0, 0.0)
+
+
+def test_groups_at_one_position_are_counted_as_each_alone(shard: Shard, client: redis.Redis) -> None:
+    """Also where they share a filter, and events are for one of them only."""
+    tenants: dict[str, list[str] | None] = {"all": None, "acme": ["acme"], "too": ["acme"], "both": ["acme", "globex"]}
+    for name in tenants:
+        client.xgroup_create(KEY, name, id="0", mkstream=True)
+    for number in range(30):
+        add_for(client, ("acme", "globex", "initech")[number % 3], 1)
+    client.xreadgroup("too", "us", {KEY: ">"}, count=7)
+
+    def compare() -> None:
+        rows, now = streams.groups(client, shard.keys.events), shard.read_clock()
+        groups = [
+            (
+                rows[name.encode()],
+                Subscription(EndpointSettings.model_validate({"name": name, "url": "http://x/", "tenants": some})),
+            )
+            for name, some in tenants.items()
+        ]
+        together = read_backlogs(shard, [*groups, (None, None)], now)
+        assert together == [*(read_backlog(shard, group, wanted, now) for group, wanted in groups), None]
+
+    compare()
+    client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
+    compare()
 
 
 def test_nobody_knows_how_many_wait_if_the_group_goes_meanwhile(

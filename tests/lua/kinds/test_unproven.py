@@ -8,6 +8,8 @@ import redis
 
 from tests.lua.kinds.world import DEADLINE, SCRIPT, SEATS, Seats, scripted
 
+pytestmark = pytest.mark.every_redis
+
 FORMS = {"declared": SEATS, "script": scripted(SCRIPT)}
 OVER = {"over": {"state": ["SOLD", "VOID"]}}
 
@@ -46,7 +48,6 @@ def test_the_cause_names_the_field_and_both_values(client: redis.Redis) -> None:
     assert (decision.outcome, decision.why) == ("held", "state is HELD, active says held")
 
 
-@pytest.mark.every_redis
 def test_an_unproven_kind_drops_the_ends_that_it_knows(client: redis.Redis, kind: dict[str, Any]) -> None:
     for state in ("EXPIRED", "SOLD", "VOID"):
         seats = placed(client, kind | OVER, state)
@@ -84,7 +85,6 @@ def test_without_the_argument_a_kind_is_unproven(client: redis.Redis) -> None:
     assert client.zscore("seats:ttl", "h1") == DEADLINE
 
 
-@pytest.mark.every_redis
 @pytest.mark.parametrize(("over", "unexpected"), [({}, False), (OVER, True)], ids=["without over", "with over"])
 def test_a_proven_kind_drops_and_says_what_over_does_not_name(
     client: redis.Redis, kind: dict[str, Any], over: dict[str, Any], unexpected: bool

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.ops.health import DETAILS, HealthLevel, ShardView, summarize_health
+from sweeperd.ops.endpoint_health import HealthLevel
+from sweeperd.ops.health import DETAILS, ShardView, summarize_health
 from sweeperd.ops.status import Due, ShardStatus
 from tests.support.builders import endpoint_status, last_sweep, processes
 

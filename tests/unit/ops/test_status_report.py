@@ -6,6 +6,7 @@ import time
 import pytest
 
 from sweeperd.config import Settings
+from sweeperd.ops.endpoint_health import LISTED
 from sweeperd.ops.history import StatusSample
 from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
 from tests.support.builders import endpoint_status, shard_view
@@ -68,3 +69,13 @@ def test_the_chart_has_the_rates_of_the_samples() -> None:
     samples = [StatusSample(0.0, 0, 0, 1.5, 0), StatusSample(15.0), StatusSample(30.0, 0, 0, 0.0, 30_000)]
     (shard,) = status_report(settings("hook"), [(shard_view(), samples)], 30.0)["shards"]
     assert shard["history"]["expired_per_second"] == [1.5, None, 0.0]
+
+
+def test_of_many_endpoints_the_healthy_ones_are_grouped() -> None:
+    names = [f"e{number:03}" for number in range(1000)]
+    endpoints = [endpoint_status(name, pending=number % 2) for number, name in enumerate(names)]
+    endpoints[700] = endpoint_status("e700", state="paused", paused_at=1, pending=5)
+    (shard,) = status_report(settings("e000"), [(shard_view(endpoints=tuple(endpoints)), [])], 0.0)["shards"]
+    told = [endpoint["endpoint"] for endpoint in shard["status"]["endpoints"]]
+    assert (len(told), told[0]) == (LISTED, "e700")
+    assert "950 more endpoints: 950 delivering, 451 pending" in shard["status"]["grouped"]

@@ -151,7 +151,7 @@ do
     local refusal = lacks('ZADD', index, '0', '') or lacks('XADD', events, '*', 'f', 'v')
       or (retention == '0' and lacks('DEL', key)
         or retention ~= '0' and (lacks('HSET', key, 'f', 'v') or lacks('PEXPIRE', key, '0')))
-    for i = 1, has_right and 0 or #writes do
+    for i = 1, can_ask and 0 or #writes do
       refusal = refusal or lacks(writes[i][1], writes[i][2])
     end
     refusal = refusal or cannot_leave()

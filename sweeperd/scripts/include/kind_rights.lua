@@ -2,9 +2,9 @@
 -- 6.2 a command is tried in a form that changes nothing, as in rights.lua. There a user may run each permitted command
 -- on each permitted key, and every key of a plan has been read before.
 
+-- @include permission
 -- @include trial
 
-local has_right = redis.acl_check_cmd
   -- The entry's hash, and the name of a missing hash of this kind.
 local entry_key, absent_key
 
@@ -34,22 +34,18 @@ do
   end
 
   function lacks_right(...)
-    local command, key = ...
-    if has_right then
-      if has_right(...) then
-        return nil
-      end
-    elseif not is_refused(command, key) then
-      return nil
+    if can_ask then
+      return lacks_permission(...)
     end
-    return {err = 'NOPERM this user has no permission to run ' .. command .. ' on ' .. (key or '')}
+    local command, key = ...
+    return is_refused(command, key) and permission_error(command, key) or nil
   end
 end
 
 -- Fails the check of a plan if the user lacks the right to one of its commands. On 6.2 the commands are tried after the
 -- plan is checked.
 local function need_right(...)
-  local refusal = has_right and lacks_right(...)
+  local refusal = can_ask and lacks_right(...)
   if refusal then
     error(refusal)
   end

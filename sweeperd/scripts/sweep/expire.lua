@@ -42,34 +42,31 @@
 -- @include clock
 -- @include deadline
 -- @include expiry_event
+-- @include permission
 -- @include whole
 
 local PLAIN, PLAIN_DIGITS = whole.UNSIGNED, whole.EXACT_DIGITS
 local MAX_SCOPES = 256
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
-local permitted = redis.acl_check_cmd
 
 -- The error if the user may not run this command on this key, else nil. Redis 6.2 has no way to ask, so there the
 -- command is tried in a form that fails at an argument. If the trial meets another error, ZREM meets or clears it too.
 local function denied(command, key)
-  if permitted then
-    if permitted(command, key, '', '', '') then -- XADD takes the most arguments; newer servers reject fewer
-      return nil
-    end
-  else
-    local problem
-    if command == 'PEXPIRE' then
-      problem = attempt(command, key, '\0sweeperd check').err
-    else
-      problem = attempt(command, key, '\0sweeperd check', '', '').err
-    end
-    problem = tostring(problem) -- a Redis imitation may return the error as another type
-    if find(problem, '^ERR ')
-      or not (find(problem, 'user executing', 1, true) or find(problem, 'Unknown Redis command', 1, true)) then
-      return nil
-    end
+  if can_ask then
+    return lacks_permission(command, key, '', '', '') -- XADD takes the most arguments
   end
-  return {err = 'NOPERM the user has no right to run ' .. command .. ' on ' .. key}
+  local problem
+  if command == 'PEXPIRE' then
+    problem = attempt(command, key, '\0sweeperd check').err
+  else
+    problem = attempt(command, key, '\0sweeperd check', '', '').err
+  end
+  problem = tostring(problem) -- a Redis imitation may return the error as another type
+  if find(problem, '^ERR ')
+    or not (find(problem, 'user executing', 1, true) or find(problem, 'Unknown Redis command', 1, true)) then
+    return nil
+  end
+  return permission_error(command, key)
 end
 
 local function set_aside(reason, now, tenant)
@@ -170,7 +167,7 @@ if #scopes > MAX_SCOPES then
   return set_aside('TOO_MANY_SCOPES', now_text, tenant)
 end
 local refusal = denied('PEXPIRE', KEYS[1]) or denied('HSET', KEYS[1]) or denied('ZADD', KEYS[2])
-  or permitted and denied('XADD', KEYS[3])
+  or can_ask and denied('XADD', KEYS[3])
 if refusal then
   return refusal
 end
@@ -199,7 +196,7 @@ for i = 1, #scopes do
       budget = false
       missing = missing or {}
       missing[#missing + 1] = scope
-    elseif permitted then -- on 6.2 a readable hash is also writable
+    elseif can_ask then -- on 6.2 a readable hash is also writable
       refusal = denied('HSET', key)
       if refusal then
         return refusal

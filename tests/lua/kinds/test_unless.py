@@ -240,7 +240,7 @@ def test_a_right_to_write_the_index_alone_moves_nothing(
     try:
         with redis.Redis(port=server.port, username="limited", password="pw", protocol=2) as limited:
             seats.client = limited
-            with pytest.raises(redis.ResponseError, match=r"NOPERM|no permission to run"):
+            with pytest.raises(redis.ResponseError, match="no permissions"):
                 seats.run()
     finally:
         seats.client = client

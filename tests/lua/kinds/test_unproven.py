@@ -48,14 +48,18 @@ def test_the_cause_names_the_field_and_both_values(client: redis.Redis) -> None:
     assert (decision.outcome, decision.why) == ("held", "state is HELD, active says held")
 
 
-def test_an_unproven_kind_drops_the_ends_that_it_knows(client: redis.Redis, kind: dict[str, Any]) -> None:
-    for state in ("EXPIRED", "SOLD", "VOID"):
-        seats = placed(client, kind | OVER, state)
-        before = copy.deepcopy(seats.snapshot())
-        decision = seats.run(proven=False)
-        assert (decision.outcome, decision.detail, decision.why) == ("skipped", state, "")
-        del before[seats.kind.index]
-        assert seats.snapshot() == before
+@pytest.mark.parametrize("state", ["EXPIRED", "SOLD", "VOID"])
+def test_an_unproven_kind_drops_the_ends_that_it_knows(client: redis.Redis, kind: dict[str, Any], state: str) -> None:
+    seats = placed(client, kind | OVER, state)
+    if state == "EXPIRED" and "script" in kind:
+        # Its `ended` might name the living state, and no template of sweeperd writes it.
+        assert seats.run(proven=False).outcome == "held"
+        return
+    before = copy.deepcopy(seats.snapshot())
+    decision = seats.run(proven=False)
+    assert (decision.outcome, decision.detail, decision.why) == ("skipped", state, "")
+    del before[seats.kind.index]
+    assert seats.snapshot() == before
 
 
 @pytest.mark.parametrize(

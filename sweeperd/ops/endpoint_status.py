@@ -63,9 +63,7 @@ class EndpointFigures(Document):
         "events.groups), or unknown to the configuration."
     )
     configured: bool
-    pending: Count | None = Field(
-        description="Events that the endpoint has not acknowledged; null if it has no consumer group."
-    )
+    pending: Count | None = Field(description="Unacknowledged events; null without a consumer group.")
     pending_exact: bool = Field(description="False if pending is an estimate.")
     oldest_pending_seconds: Seconds
     paused_at: Moment | None
@@ -74,19 +72,12 @@ class EndpointFigures(Document):
     processes: Count = Field(description="How many processes deliver to it.")
     failures: Count = Field(description="How many deliveries failed in a row.")
     failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
-    warning: str = Field(
-        description="What its events wait for although it is delivering, or why some will be lost; or empty."
-    )
-    falling_behind: bool = Field(
-        description="Whether the backlog takes longer than webhooks.max_age at this rate, so that some events become "
-        "dead letters."
-    )
+    warning: str = Field(description="Why events wait although it is delivering, or why some will be lost.")
+    falling_behind: bool = Field(description="Whether the backlog takes longer than webhooks.max_age at this rate.")
     dead_letters: Count
     rate: Seconds | None = Field(description="Events per second that all processes deliver; null if unknown.")
     rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
-    empty_in_seconds: Seconds | None = Field(
-        description="How long the backlog takes at this rate; null if nothing is delivered."
-    )
+    empty_in_seconds: Seconds | None = Field(description="How long the backlog takes at this rate; null: forever.")
 
 
 class EndpointDocument(EndpointFigures):
@@ -95,9 +86,7 @@ class EndpointDocument(EndpointFigures):
     muted_seconds: Seconds = Field(description="How long muted_until is from now.")
     circuit_open: bool
     replay: ReplayDocument | None = Field(description="The replay that is running.")
-    replicas: list[ReplicaDocument] = Field(
-        description="The processes that deliver to it, those with an open circuit first."
-    )
+    replicas: list[ReplicaDocument] = Field(description="The delivering processes, open circuits first.")
 
 
 def read_endpoints(

@@ -12,17 +12,17 @@ from sweeperd.document import Count, Document, Moment
 from sweeperd.ops.advice import command_line
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter, SetAsideDocument
 from sweeperd.ops.search import (
-    _STREAM_ID,
-    _WEBHOOK_ID,
     SEARCH,
+    STREAM_ID,
+    WEBHOOK_ID,
     BatchDocument,
     EventMatches,
     LookBackDocument,
     MemberDocument,
     ShowDocument,
-    _recorded,
     all_inspections,
     find_by_event_id,
+    find_sent,
     is_event_id,
     search,
 )
@@ -68,7 +68,7 @@ class EntryPages:
             raise ValueError("there is no such shard")
         if asked.get("kind") and asked["kind"] not in kinds:
             raise ValueError("there is no such kind")
-        if page != "quarantine" and asked.get("before") and not _STREAM_ID.fullmatch(asked["before"]):
+        if page != "quarantine" and asked.get("before") and not STREAM_ID.fullmatch(asked["before"]):
             raise ValueError("before: not the id of an entry of a stream")
         if page in ("entry", "search") and not asked.get("id" if page == "entry" else "q"):
             raise ValueError("nothing is asked for")
@@ -114,8 +114,8 @@ class EntryPages:
         ]
         rows, batches, read, looked = list[StreamRow](), tuple[BatchDocument, ...](), 0, LookBackDocument.of()
         is_event = text.startswith("evt_") and is_event_id(text)
-        if not asked.get("before") and _WEBHOOK_ID.fullmatch(text):
-            rows, batches, read = _recorded(self._settings, shard, text)
+        if not asked.get("before") and WEBHOOK_ID.fullmatch(text):
+            rows, batches, read = find_sent(self._settings, shard, text)
 
         def wanted(fields: Fields) -> bool:
             of = fields.get(b"id"), fields.get(b"tenant")
@@ -134,9 +134,8 @@ class EntryPages:
         tenants, kind = _meant(asked, "tenant"), asked.get("kind")
 
         def wanted(fields: Fields) -> bool:
-            if ONLY_FOR in fields or not is_expiry(fields) or (kind and kind_of_event(fields) != kind):
-                return False
-            return tenants is None or fields.get(b"tenant", b"") in tenants
+            of_kind = ONLY_FOR not in fields and is_expiry(fields) and kind in (None, "", kind_of_event(fields))
+            return of_kind and (tenants is None or fields.get(b"tenant", b"") in tenants)
 
         rows, looked = search(shard, shard.keys.events, wanted, ROWS, before=asked.get("before", ""))
         words = ["expired", "--since", "1h", *self._on(shard)]
@@ -146,15 +145,13 @@ class EntryPages:
         tenants, endpoints = _meant(asked, "tenant"), _meant(asked, "endpoint")
 
         def wanted(fields: Fields) -> bool:
-            if tenants is not None and fields.get(b"tenant", b"") not in tenants:
-                return False
-            return endpoints is None or fields.get(b"endpoint", b"") in endpoints
+            of_tenant = tenants is None or fields.get(b"tenant", b"") in tenants
+            return of_tenant and (endpoints is None or fields.get(b"endpoint", b"") in endpoints)
 
         rows, looked = search(shard, shard.keys.dead_letters, wanted, ROWS, before=asked.get("before", ""))
         chosen = ["--endpoint", asked["endpoint"]] if asked.get("endpoint") else []
-        words = [["dead-letters", "list", *chosen, *self._on(shard)]]
-        if chosen:
-            words.append(["dead-letters", "replay", *chosen, *self._on(shard)])
+        verbs = ["list", "replay"] if chosen else ["list"]
+        words = [["dead-letters", verb, *chosen, *self._on(shard)] for verb in verbs]
         return _listed(looked, [LetterRow.of(shard, row) for row in rows], words)
 
     def _quarantine(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:

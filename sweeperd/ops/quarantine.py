@@ -320,9 +320,7 @@ class QuarantineChangeDocument(
     dismissed: Count = 0
     stay: Count = Field(description="How many stay in quarantine.")
     stays: list[StayingEntry]
-    locked: dict[str, int] = Field(
-        default={}, description="What the dismissed reservations hold, by unit; only with dismiss."
-    )
+    locked: dict[str, int] = Field(default={}, description="What the dismissed reservations hold, by unit.")
     down: Down
 
 

@@ -37,7 +37,7 @@ PAGE = 250
 #: Up to how many events of a batch are listed.
 MEMBERS = 1000
 #: The ids by which receivers know events and batches, and stream ids.
-_WEBHOOK_ID, _STREAM_ID = re.compile("(evt|batch)_[0-9a-f]{32}"), re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
+WEBHOOK_ID, STREAM_ID = re.compile("(evt|batch)_[0-9a-f]{32}"), re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
 
 class LookBackDocument(Document):
@@ -92,10 +92,7 @@ class BatchDocument(Document):
     endpoint: str
     count: Count = Field(description="How many events the request had.")
     events: list[MemberDocument] = Field(description="Those that the event stream still has.")
-    exact: bool = Field(
-        description="Whether events are those of the request. If false, they are what the endpoint wants between its "
-        "first and its last event."
-    )
+    exact: bool = Field(description="If false, events are what the endpoint wants between its first and last.")
     attempts: list[AttemptDocument] = Field(description="Newest first.")
 
 
@@ -112,7 +109,7 @@ class EventMatches:
 
 def is_event_id(text: str) -> bool:
     """Whether the text looks like the id of an event, a batch or a stream entry."""
-    return bool(_WEBHOOK_ID.fullmatch(text) or _STREAM_ID.fullmatch(text))
+    return bool(WEBHOOK_ID.fullmatch(text) or STREAM_ID.fullmatch(text))
 
 
 def find_by_event_id(settings: Settings, shard: Shard, text: str) -> EventMatches:
@@ -121,8 +118,8 @@ def find_by_event_id(settings: Settings, shard: Shard, text: str) -> EventMatche
     the stream. Reads up to SEARCH entries.
     """
     looked, batches = LookBackDocument.of(), tuple[BatchDocument, ...]()
-    if _WEBHOOK_ID.fullmatch(text):
-        rows, batches, read = _recorded(settings, shard, text)
+    if WEBHOOK_ID.fullmatch(text):
+        rows, batches, read = find_sent(settings, shard, text)
         if not rows and text.startswith("evt_"):
             left = SEARCH - read
             rows, looked = search(
@@ -160,7 +157,7 @@ def search(
     return found, LookBackDocument.of(read, oldest, complete=not older)
 
 
-def _recorded(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[BatchDocument, ...], int]:
+def find_sent(settings: Settings, shard: Shard, text: str) -> tuple[list[StreamRow], tuple[BatchDocument, ...], int]:
     """
     What the recorded attempts know of a webhook id: the event, if it was sent first or alone, or the batch at each
     endpoint; and how many attempts were read.

@@ -102,9 +102,7 @@ class EventDocument(Document):
     stream_id: Text
     fields: dict[Text, Text]
     deliveries: list[EventDelivery]
-    attempts: list[AttemptDocument] = Field(
-        description="The recorded delivery attempts, newest first, including batches that span it."
-    )
+    attempts: list[AttemptDocument] = Field(description="Newest first, including batches that span the event.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +278,7 @@ class InspectionDocument(Document):
     type: str = Field(description="The Redis type of the key; none if it does not exist.")
     fields: dict[Text, Text] = Field(description="The hash as it is stored.")
     ttl_ms: int | None
-    score: float | None = Field(
-        description="The deadline in the index, ms: 0 to 2^53, also if the score is less, more, or infinite."
-    )
+    score: float | None = Field(description="The deadline in the index, ms, clamped to 0 to 2^53.")
     quarantined_at: Moment | None
     budgets: dict[Text, dict[Text, Text] | str | None] = Field(
         description="The hash of each scope's budget; the type of the key if it is not a hash; null if there is none."

@@ -131,9 +131,7 @@ class KindDocument(Document):
     held: Count = Field(description="Due entries that stay in the index because the kind is unproven.")
     held_because: str = Field(description="The likely cause; empty if nothing is held.")
     tick: LastSweep | None = Field(description="null before the first sweep.")
-    sweeping: str = Field(
-        description="Host, process id and a random part of the process that sweeps now; empty if none does."
-    )
+    sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
     last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
 
 
@@ -220,26 +218,21 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     read = {name: _kind(shard, kind, now) for name, kind in kinds.items()}
     dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
-    built_in = read.pop(RESERVATIONS, None)
-    due = (
-        _due(shard, kinds[RESERVATIONS], settings.sweep.pipeline_depth, now, built_in.due, sample)
-        if built_in
-        else Due()
-    )
+    reservations: dict[str, Any] = {}
+    if built_in := read.pop(RESERVATIONS, None):
+        reservations = {name: getattr(built_in, name) for name in ("quarantined", "tick", "sweeping", "last_walk")}
+        batch = settings.sweep.pipeline_depth
+        reservations["due"] = _due(shard, kinds[RESERVATIONS], batch, now, built_in.due, sample)
     return ShardStatus(
         shard.name,
         shard.address,
         now_ms=now,
-        due=due,
-        quarantined=built_in.quarantined if built_in else 0,
-        tick=built_in.tick if built_in else None,
-        sweeping=built_in.sweeping if built_in else "",
+        **reservations,
         kinds=tuple(read.values()),
         endpoints=read_endpoints(settings, shard, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard),
-        last_walk=built_in.last_walk if built_in else None,
         processes=read_processes(shard, now),
         empty=not (built_in and built_in.due) and is_empty(shard, settings),
     )

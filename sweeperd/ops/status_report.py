@@ -53,21 +53,15 @@ class ShardDocument(Document):
     quarantined: Count
     tick: LastSweep | None = Field(description="null before the first sweep.")
     tick_age_seconds: Seconds | None
-    rate: float | None = Field(
-        validation_alias=AliasPath("rate", "known"), description="Expiries per second; null if unknown."
-    )
+    rate: float | None = Field(validation_alias=AliasPath("rate", "known"), description="Expiries per second, or null.")
     rate_window_seconds: Seconds = Field(
         validation_alias=AliasPath("rate", "window_seconds"),
         description="The time over which the rate was measured.",
     )
-    empty_in_seconds: Seconds | None = Field(
-        description="How long it takes at this rate to expire what is overdue; null if nothing expires."
-    )
+    empty_in_seconds: Seconds | None = Field(description="How long overdue entries take at this rate; null: forever.")
     last_walk: WalkDocument | None = Field(description="The last daily walk of reconcile.")
     empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
-    sweeping: str = Field(
-        description="Host, process id and a random part of the process that sweeps now; empty if none does."
-    )
+    sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
     kinds: list[KindDocument] = Field(description="Each configured kind.")
     endpoints: list[EndpointDocument]
     dead_letters: Count

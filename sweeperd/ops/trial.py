@@ -112,9 +112,7 @@ class TrialDocument(CommandDocument, title="sweeperd endpoints test --json"):
     delivered: bool
     result: str = Field(description="The status, or why there was no answer.")
     seconds: Seconds
-    requests: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})] = Field(
-        description="How many requests were sent."
-    )
+    requests: Annotated[int, WithJsonSchema({"type": "integer", "minimum": 1})]
     accepted: Count = Field(description="How many events were accepted.")
     event_id: str = Field(description="Of the first event of the request.")
     request: RequestDocument

@@ -1,11 +1,13 @@
-"""Checks which of the commands that sweeperd needs the Redis user may run."""
+"""Checks whether the Redis user may run the commands and scripts that sweeperd needs."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import redis
+
 from sweeperd.ops.acl import ANY, Duty, Grant, channels, daemon_duties, grants, ledger_duties
 from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
-from sweeperd.store.errors import is_refused, is_unknown_command
-from sweeperd.store.scripts import Call, Command, Script, run_commands
+from sweeperd.store.errors import describe, is_refused, is_unknown_command
+from sweeperd.store.scripts import Call, Command, Script, run_commands, script_names, source
 from sweeperd.store.shard import Shard
 
 GRANT_ADVICE = "`sweeperd acl` prints the rights to grant; a command that was renamed needs its name back"
@@ -130,3 +132,26 @@ def ledger_rights(subject: CheckedShard, *, cycles: bool) -> CheckResult:
         command = f"sweeperd acl --ledger{' --cycles' if cycles else ''}"
         return failure(f"this user may not {', '.join(missing)}", f"`{command}` prints the rights to grant")
     return ok("all commands of the ledger on its keys")
+
+
+def scripts(subject: CheckedShard) -> CheckResult:
+    return _load(subject, script_names())
+
+
+def ledger_scripts(subject: CheckedShard) -> CheckResult:
+    return _load(subject, [name for name in script_names() if name.startswith("ledger/")])
+
+
+def _load(subject: CheckedShard, names: Sequence[str]) -> CheckResult:
+    index = subject.shard.keys.reservation_index
+    problems = []
+    for name in names:
+        # Redis compiles the whole script, but returns before its first line.
+        text = "do return 1 end\n" + source(name)
+        try:
+            Script(name, text).run(subject.shard.client, Call([index], []))
+        except redis.ResponseError as error:
+            problems.append(f"{name}: {describe(error)}")
+    if problems:
+        return failure("; ".join(problems), "allow this user EVAL and EVALSHA on all keys of the shard")
+    return ok(f"{len(names)} load")

@@ -10,7 +10,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.acl import Role
-from sweeperd.ops.check import keys, kinds, rights, scripts
+from sweeperd.ops.check import keys, kinds, rights
 from sweeperd.ops.check.cycles import CYCLES_CHECKS
 from sweeperd.ops.check.findings import (
     CheckedShard,
@@ -169,7 +169,7 @@ CHECKS: dict[str, Callable[[CheckedShard], CheckResult]] = {
     "lazyfree-lazy-expire": lazy_expire,
     "replication": replication,
     "rights": rights.rights,
-    "scripts": scripts.scripts,
+    "scripts": rights.scripts,
     "key types": keys.key_types,
     "streams": keys.full_streams,
     "groups": keys.other_groups,
@@ -183,7 +183,7 @@ CHECKS: dict[str, Callable[[CheckedShard], CheckResult]] = {
 LEDGER_CHECKS = {
     name: CHECKS[name]
     for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory", "persistence", "replication")
-} | {"rights": rights.rights, "scripts": scripts.ledger_scripts, "clock": clock}
+} | {"rights": rights.rights, "scripts": rights.ledger_scripts, "clock": clock}
 
 
 def check_shard(

@@ -81,9 +81,7 @@ class IndexFindingDocument(Document):
 
     fault: Annotated[Fault, _one_of(*_MENDABLE, Fault.FOREIGN_QUARANTINE)]
     id: Text = Field(validation_alias="subject")
-    score: str | None = Field(
-        description="ms on Redis's clock, as the index has it; null if there is none, and for `short_ttl`."
-    )
+    score: str | None = Field(description="In the index, ms on Redis's clock; null without one, and for `short_ttl`.")
     deadline: str | None = Field(description="ms on Redis's clock, as the hash has it; null if there is none.")
     ttl_ms: Count | None = Field(description="How long the hash has left; null except for `short_ttl`.")
     mended: bool
@@ -180,27 +178,18 @@ class WalkedShardDocument(Document):
     kind: str = Field(description="What was walked: reservations, or a configured kind.")
     hashes: Count
     index_entries: Count = Field(validation_alias="entries")
-    counters: Count = Field(
-        description="Counters that were compared with what the hashes hold: budgets of reservations, sums of a "
-        "configured kind."
-    )
+    counters: Count = Field(description="Budgets or sums that were compared with what the hashes hold.")
     counters_unjudged: Count = Field(
         validation_alias="unjudged",
         description="Counters that could not be compared: traffic was too heavy, or something cannot be read.",
     )
     counters_closed: Count = Field(validation_alias="closed", description="CLOSED budgets, which are not compared.")
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
-    dismissed: Count = Field(
-        description="Reservations that were dismissed from the quarantine and still hold their amounts."
-    )
+    dismissed: Count = Field(description="Dismissed from the quarantine, but still holding their amounts.")
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
     far_ahead: Count = Field(description="Index entries whose deadline is more than 100 years ahead.")
-    far_ahead_unit: str = Field(
-        description="The likely unit of these deadlines, such as microseconds; empty if none fits."
-    )
-    foreign_expired_ids: list[Text] = Field(
-        validation_alias="foreign_ids", description="The ids of the first of these reservations."
-    )
+    far_ahead_unit: str = Field(description="Their likely unit, such as microseconds; empty if none fits.")
+    foreign_expired_ids: list[Text] = Field(validation_alias="foreign_ids", description="The first of their ids.")
     resumed: bool = Field(description="Whether the walk resumed an earlier one that was interrupted.")
     found: dict[str, Count] = Field(description="Kind of finding to number.")
     mended: dict[str, Count]

@@ -314,6 +314,7 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
 @pytest.mark.parametrize(
     ("rule", "level", "told"),
     [
+        ("-scan without a walk", OK, "SCAN"),
         ("-xadd", FAILURE, "XADD sweeperd:events, XADD sweeperd:dead-letters"),
         ("-pexpire", FAILURE, "PEXPIRE sweeperd:lease:sweep"),
         ("-xgroup", FAILURE, "XGROUP CREATE sweeperd:events"),
@@ -324,17 +325,10 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
     ],
 )
 def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: CheckLevel, told: str) -> None:
+    rule, walks, _ = rule.partition(" without a walk")
     with user(client, server, rule) as url:
-        finding = look(url, webhooks=ENDPOINTS)["rights"]
-    assert finding.level is level
-    assert told in finding.says
-
-
-def test_what_reconcile_needs_is_not_missed_if_no_daemon_walks(server: Server, client: redis.Redis) -> None:
-    with user(client, server, "-scan") as url:
-        finding = look(url, reconcile={"interval": ""})["rights"]
-    assert finding.level is OK
-    assert "SCAN" in finding.says
+        finding = look(url, webhooks=ENDPOINTS, reconcile={"interval": "" if walks else "1d"})["rights"]
+    assert (finding.level, told in finding.says) == (level, True)
 
 
 @pytest.mark.parametrize(("role", "level"), [("sweep", OK), ("deliver", FAILURE), ("all", FAILURE)])
@@ -474,16 +468,11 @@ def test_a_dead_shard_does_not_hide_the_other(cli: Cli, server: Server) -> None:
     assert cli("check", env, "--shard", "live").exit_code == 0
 
 
-@pytest.mark.parametrize("arguments", [["--shard", "other"], ["--loud"], ["now"]])
-def test_bad_options(cli: Cli, arguments: list[str]) -> None:
-    done = cli("check", environment("redis://127.0.0.1:1"), *arguments)
+@pytest.mark.parametrize("arguments", [["--shard", "other"], ["--loud"], ["now"], []])
+def test_bad_options_and_settings(cli: Cli, arguments: list[str]) -> None:
+    done = cli("check", environment("redis://127.0.0.1:1" if arguments else "http://127.0.0.1:1"), *arguments)
     assert (done.exit_code, done.stdout) == (2, "")
-
-
-def test_a_bad_configuration(cli: Cli) -> None:
-    done = cli("check", environment("http://127.0.0.1:1"))
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("sweeperd: environment: SWEEPERD_REDIS__URL: ")
+    assert arguments or "SWEEPERD_REDIS__URL" in done.stderr
 
 
 def test_groups_of_other_programs(server: Server, client: redis.Redis) -> None:

@@ -8,7 +8,7 @@ import redis
 
 from tests.integration.conftest import Sweeperd
 from tests.support.acl import limited, rules
-from tests.support.books import ALWAYS, Property, check, read
+from tests.support.books import Property, check, read
 from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
@@ -20,66 +20,6 @@ DAMAGE = {
     "MALFORMED_SCOPES": ("budgeted_scopes", "tenant:acme"),
     "INVALID_EXPIRY": ("expires_at", "soon"),
 }
-
-
-def test_what_is_set_aside_is_seen_explained_repaired_and_expires(
-    server: Server, client: redis.Redis, tmp_path: Path, sweeperd: Sweeperd
-) -> None:
-    def run(*arguments: str, code: int = 0) -> Any:
-        ran = sweeperd(*arguments, "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=env["SWEEPERD_WEBHOOKS__ENDPOINTS"])
-        assert ran.code == code, ran.err
-        return ran.document
-
-    reserve(client, [f"good {number}" for number in range(10)])
-    ids = {reason: [f"{reason} {number}" for number in range(5)] for reason in DAMAGE}
-    kept = {}
-    for reason, (name, value) in DAMAGE.items():
-        reserve(client, ids[reason])
-        for rid in ids[reason]:
-            kept[rid] = client.hget(f"reservation:res_{rid}", name)
-            client.hset(f"reservation:res_{rid}", name, value)
-    with Receiver() as receiver:
-        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "billing", "url": receiver.url}])
-        with daemon(env, tmp_path) as running:
-
-            def ticked() -> Any:
-                (shard,) = run("status")["shards"]
-                return shard if shard["quarantined"] == 20 and shard["tick"] else None
-
-            shard = eventually(ticked)
-            assert (shard["due"]["entries"], shard["tick"]["expired"]) == (0, 10)
-            assert shard["tick"]["by"].split("-")[-2] == str(running.process.pid)
-            listed = run("quarantine", "list")["shards"][0]["entries"]
-            assert {entry["id"]: entry["reason"] for entry in listed} == {
-                rid: reason for reason, of_reason in ids.items() for rid in of_reason
-            }
-            for reason, (rid, *_) in ids.items():
-                assert run("show", rid)["shards"][0]["sweep"]["detail"] == reason
-            # Before the repair nothing can be requeued.
-            assert run("quarantine", "requeue", "--all", "--yes", code=1)["requeued"] == 0
-            assert client.zcard("reservation:ttl") == 0
-            for reason in list(DAMAGE)[:3]:
-                for rid in ids[reason]:
-                    client.hset(f"reservation:res_{rid}", DAMAGE[reason][0], kept[rid])
-            assert run("quarantine", "requeue", "INVALID_STATE 0", "--yes")["requeued"] == 1
-            assert run("quarantine", "requeue", "--reason", "INVALID_STATE", "--yes")["requeued"] == 4
-            told = run("quarantine", "requeue", "--all", "--yes", code=1)
-            assert (told["requeued"], told["stay"]) == (10, 5)
-            assert {stay["reason"] for stay in told["stays"]} == {"INVALID_EXPIRY"}
-            receiver.wait_for(lambda requests: len(requests) == 25)
-            told = run("quarantine", "dismiss", "--reason", "INVALID_EXPIRY", "--yes")
-            assert (told["dismissed"], told["locked"]) == (5, {"TOKENS": 25})
-            (shard,) = eventually(lambda: [s for s in run("status")["shards"] if s["tick"]["expired"] == 25])
-            assert (shard["quarantined"], shard["due"]["entries"]) == (0, 0)
-            eventually(lambda: run("status")["shards"][0]["endpoints"][0]["pending"] == 0)
-            assert running.metric("sweeperd_candidates_total", outcome="expired") == 25
-            assert running.metric("sweeperd_candidates_total", outcome="quarantined") == 20, "none came back broken"
-            (delivery,) = run("show", "MALFORMED_SCOPES 4")["shards"][0]["event"]["deliveries"]
-            assert (delivery["endpoint"], delivery["fate"]) == ("billing", "acknowledged")
-            assert running.terminate() == 0
-    assert budget(client, SCOPES[0]) == (25, 125)
-    # What was dismissed is ACTIVE, holds its budget, and is in no index: that is what the command says.
-    check(read(client), ALWAYS - {Property.INDEXED})
 
 
 def test_a_broken_system_is_found_explained_and_mended(

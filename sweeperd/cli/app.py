@@ -129,6 +129,7 @@ def _drop_broken_streams() -> None:
     help="Settings, TOML.  [default: $SWEEPERD_CONFIG, else ./config.toml, else /etc/sweeperd/config.toml]",
 )
 @click.option("--once", is_flag=True, help="Sweep what is due, deliver the events, and exit: for cron.")
+@click.option("--dry-run", is_flag=True, help="With --once: write nothing, send nothing, and say what would happen.")
 @click.option("--json", "as_json", is_flag=True, help="With --once or a subcommand: print the result as JSON.")
 @click.option(
     "--metrics-file",
@@ -190,6 +191,12 @@ def main(
         if once:
             raise click.UsageError("--once takes no subcommand")
         return
+    if once_options.dry_run:
+        others = dataclasses.replace(once_options, dry_run=False)
+        if others != OnceOptions():
+            raise click.UsageError("--dry-run delivers nothing and counts nothing: it takes no option but --json")
+        _dry_run(options)
+        return
     context.exit(_once(options, once_options) if once else _daemon(options, role))
 
 
@@ -201,6 +208,13 @@ def _once(options: Options, once_options: OnceOptions) -> int:
     from sweeperd.cli.once import run  # noqa: PLC0415
 
     return run(options, once_options)
+
+
+def _dry_run(options: Options) -> None:
+    from sweeperd.cli.dry_run import run  # noqa: PLC0415
+
+    options.logged = False
+    run(options)
 
 
 def _daemon(options: Options, role: str) -> int:

@@ -1,10 +1,12 @@
 """`sweeperd check`: checks settings, Redis and endpoints before the first sweep."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import click
 
+from sweeperd.cli.dry_run import show_previews
 from sweeperd.cli.options import Exit, Options, all_option, json_option, shard_option
 from sweeperd.cli.output import Output
 from sweeperd.cli.shards import warn
@@ -17,7 +19,10 @@ from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.endpoint_health import LISTED
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.preview import PreviewDocument
 
+#: The largest sample.
+MOST_SAMPLED = 10_000
 _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAILURE: "bold red"}
 
 
@@ -27,6 +32,12 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 @click.option("--cycles", is_flag=True, help="Also check a Cycles installation; with --ledger, the rights beside one.")
 @click.option("--ledger", is_flag=True, help="Check what sweeperd.ledger needs, as its own Redis user.")
 @all_option
+@click.option(
+    "--sample",
+    type=click.IntRange(1, MOST_SAMPLED),
+    metavar="N",
+    help="Also say what a sweep would do with N entries of each kind, due or not.",
+)
 @shard_option
 @json_option
 @click.pass_obj
@@ -37,6 +48,7 @@ def command(
     cycles: bool,
     ledger: bool,
     every: bool,
+    sample: int | None,
     shard: str | None,
     as_json: bool,
 ) -> None:
@@ -47,10 +59,13 @@ def command(
     """
     if ledger and connect:
         raise click.UsageError("--ledger checks no endpoints: remove --connect")
-    output, findings = Output(as_json=as_json), list[CheckFinding]()
+    if ledger and sample:
+        raise click.UsageError("--ledger checks no kinds: remove --sample")
+    output, findings, previews = Output(as_json=as_json), list[CheckFinding](), list[PreviewDocument]()
     listed, endpoints = list[CheckFinding](), set[str]()
     with options.shards(shard) as (settings, shards):
-        for finding in _check(options, settings, shards, connect=connect, cycles=cycles, ledger=ledger):
+        of_shard = {"cycles": cycles, "ledger": ledger, "sample": sample or 0, "sampled": previews.append}
+        for finding in _check(options, settings, shards, connect=connect, ledger=ledger, of_shard=of_shard):
             findings.append(finding)
             if finding.where.startswith("endpoint "):
                 endpoints.add(finding.where)
@@ -63,19 +78,29 @@ def command(
                 output.say(line, _STYLES[finding.level])
     result = worst(findings)
     if as_json:
-        output.json(CheckDocument.model_validate({"result": result, "checks": findings}))
+        samples = {"samples": previews} if sample else {}
+        output.json(CheckDocument.model_validate({"result": result, "checks": findings, **samples}))
     elif not output.terminal:
         rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in listed]
         output.table(("level", "where", "check", "says", "advice"), rows)
     if not as_json and (rest := len(endpoints - {each.where for each in listed})):
         warn(f"{rest:,} more endpoints are ok; --all lists them")
+    if not as_json:
+        show_previews(output, previews)
     failed = result is CheckLevel.FAILURE or (strict and result is CheckLevel.WARNING)
     sys.exit(Exit.FAILED if failed else Exit.DONE)
 
 
 def _check(
-    options: Options, settings: Settings, shards: Sequence[Shard], *, connect: bool, cycles: bool, ledger: bool
+    options: Options,
+    settings: Settings,
+    shards: Sequence[Shard],
+    *,
+    connect: bool,
+    ledger: bool,
+    of_shard: Mapping[str, Any],
 ) -> Iterator[CheckFinding]:
+    """`of_shard`: the options of `check_shard`."""
     problems: list[str] = []
     complete, endpoints = None, list[EndpointSettings]()
     if not ledger:
@@ -100,7 +125,7 @@ def _check(
         yield from check_secret_files(complete)
     daemon_role = click.get_current_context().find_root().params["role"]  # from SWEEPERD_ROLE
     for shard in shards:
-        yield from check_shard(shard, settings, cycles=cycles, ledger=ledger, daemon_role=daemon_role)
+        yield from check_shard(shard, settings, daemon_role=daemon_role, **of_shard)
     yield from check_endpoints(
         endpoints, connect=settings.webhooks.connect_timeout.total_seconds() if connect else None
     )

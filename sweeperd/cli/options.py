@@ -35,6 +35,7 @@ class Exit(IntEnum):
 class OnceOptions:
     """The options of `--once`; the help texts say what they do."""
 
+    dry_run: bool = False
     metrics_file: Path | None = None
     metrics_push: str | None = None
     exit_zero_on_pending: bool = False

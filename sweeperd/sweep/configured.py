@@ -106,7 +106,9 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         reasons=_reasons(kind),
         more_reasons=kind.script is not None,
         script=script,
-        explainer=Script(f"explain {kind.name}", lambda: _deciding(script.source, "return {reply, writes}\n")),
+        explainer=Script(
+            f"explain {kind.name}", lambda: _deciding(script.source, "return {reply, writes, writes.changes}\n")
+        ),
         index_check=Script(
             f"check {kind.name}", lambda: _deciding(script.source, INDEX_CHECK + source("ops/reconcile_entry"))
         ),

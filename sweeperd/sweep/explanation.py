@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import batches
@@ -10,12 +10,26 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 
 
+class CounterChange(NamedTuple):
+    """A change of a counter. The field is empty if the key is a string."""
+
+    key: bytes
+    field: bytes
+    #: What the counter holds now.
+    holds: int
+    change: int
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What a sweep would decide about an entry now. `writes`: its commands in order, with their arguments."""
+    """
+    What a sweep would decide about an entry now. `writes`: its commands in order, with their arguments. `changes`: the
+    counters that these writes would change; see recorder.lua.
+    """
 
     decision: Decision
-    writes: tuple[tuple[bytes, ...], ...]
+    writes: tuple[tuple[bytes, ...], ...] = ()
+    changes: tuple[CounterChange, ...] = ()
 
 
 def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, proven: bool = True) -> list[Explanation]:
@@ -28,9 +42,9 @@ def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, prove
         if isinstance(reply, Exception):
             if is_server_trouble(reply):
                 raise reply
-            return Explanation(Decision(entry, Outcome.ERROR, describe(reply)), ())
-        answer, writes = reply
-        return Explanation(kind.decision(entry, answer), tuple(tuple(write) for write in writes))
+            return Explanation(Decision(entry, Outcome.ERROR, describe(reply)))
+        answer, writes, changes = reply
+        return Explanation(kind.decision(entry, answer), tuple(map(tuple, writes)), tuple(map(_change, changes)))
 
     found = []
     for part in batches(ids, batch):
@@ -38,3 +52,8 @@ def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, prove
         replies = kind.explainer.run_many(shard.client, [kind.call(entry, "", proven) for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]
     return found
+
+
+def _change(row: Sequence[bytes]) -> CounterChange:
+    key, field, holds, to = row
+    return CounterChange(key, field, int(holds), int(to) - int(holds) if field else int(to))

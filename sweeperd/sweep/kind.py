@@ -168,7 +168,7 @@ class Kind:
     #: Whether the Cycles services sweep these entries too, so that their lease, counters and spike events apply.
     cycles: bool = False
     script: Script
-    #: The same script with a `redis` that only records the writes. Returns {reply, writes}.
+    #: The same script with a `redis` that only records the writes. Returns {reply, writes, changes of counters}.
     explainer: Script
     #: ops/reconcile_entry, for a configured kind in the same step as its script without the writes. Arguments 2 to 5
     #: of reconcile_entry follow those of the kind's script.

@@ -16,6 +16,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from sweeperd.cli.app import main
 from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocument
+from sweeperd.cli.dry_run import DryRunDocument
 from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.cli.replay import ReplaysDocument
 from sweeperd.document import Document
@@ -156,6 +157,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "check": CheckDocument,
     "dead-letters-change": DeadLettersChangeDocument,
     "dead-letters-list": DeadLettersDocument,
+    "dry-run": DryRunDocument,
     "endpoints-attempts": AttemptsDocument,
     "endpoints-change": EndpointChangeDocument,
     "endpoints-list": EndpointsDocument,

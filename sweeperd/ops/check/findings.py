@@ -14,6 +14,7 @@ from sweeperd.document import Argument, CommandDocument, Document
 from sweeperd.ops.acl import Role
 from sweeperd.store.errors import REFUSED
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.preview import PreviewDocument
 
 
 class CheckLevel(enum.StrEnum):
@@ -41,6 +42,9 @@ class CheckFinding(Document):
 class CheckDocument(CommandDocument, title="sweeperd check --json"):
     result: CheckLevel = Field(description="The worst level.")
     checks: list[CheckFinding]
+    samples: list[PreviewDocument] = Field(
+        default=[], description="What a sweep would do with a sample of each kind; only with --sample."
+    )
 
 
 #: The result of one check: level, text, advice.

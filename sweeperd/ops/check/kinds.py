@@ -1,7 +1,7 @@
 """Checks whether the settings of a kind fit a sample of its entries."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import redis
@@ -17,6 +17,7 @@ from sweeperd.sweep.backlog import read_far_ahead
 from sweeperd.sweep.configured import configured, kinds_of
 from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.preview import PreviewDocument, preview_sample
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import SampledEntry, sample
@@ -48,6 +49,26 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
         # If the kind is proven, the sample holds only leftovers.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
     return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
+
+
+def sampled(subject: CheckedShard, kind: Kind, most: int, keep: Callable[[PreviewDocument], None]) -> CheckResult:
+    """What a sweep would do with a sample of the kind, which `keep` gets too."""
+    try:
+        preview = preview_sample(subject.shard, kind, most)
+    except KindRefused as error:
+        return failure(str(error), "fix the script or grant the right; until then the kind is not swept")
+    except redis.RedisError as error:
+        if not is_refused(error):
+            raise
+        raise NotAllowed("HMGET on the entries") from error
+    keep(preview.document(subject.shard))
+    says = f"{preview.counts.total()} sampled: {preview.says}"
+    if preview.counts[Outcome.ERROR]:
+        (first, *_) = preview.named[Outcome.ERROR]
+        return failure(f"{says}: {first.detail}", "fix what the error names")
+    if preview.hint:
+        return warning(says, f"correct the settings of {kind.name} before a sweep runs")
+    return ok(says)
 
 
 def deadlines(subject: CheckedShard) -> CheckResult:

@@ -25,6 +25,8 @@ from sweeperd.ops.check.findings import (
 from sweeperd.store.embedded import OLDEST
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.preview import PreviewDocument
 
 #: Above this share of maxmemory Redis is close to full.
 CLOSE_TO_FULL = 0.85
@@ -187,15 +189,28 @@ LEDGER_CHECKS = {
 
 
 def check_shard(
-    shard: Shard, settings: Settings, *, cycles: bool = False, ledger: bool = False, daemon_role: Role = "all"
+    shard: Shard,
+    settings: Settings,
+    *,
+    cycles: bool = False,
+    ledger: bool = False,
+    daemon_role: Role = "all",
+    sample: int = 0,
+    sampled: Callable[[PreviewDocument], None] = lambda _: None,
 ) -> Iterator[CheckFinding]:
     """
     Runs all checks of one shard, and yields each finding as soon as it is known. `cycles` adds the checks of a Cycles
-    installation. `ledger` runs only what the user of a ledger can check. Raises nothing.
+    installation. `ledger` runs only what the user of a ledger can check. With `sample`, that many entries of each kind
+    are decided without a write, and `sampled` is called with the result. Raises nothing.
     """
     where = f"shard {shard.name}"
     subject = CheckedShard(shard, settings, daemon_role)
     checks = CHECKS | {f"kind {kind.name}": functools.partial(kinds.swept, kind) for kind in settings.kinds}
+    if sample:
+        checks |= {
+            f"sample of {name}": functools.partial(kinds.sampled, kind=kind, most=sample, keep=sampled)
+            for name, kind in kinds_of(settings, shard).items()
+        }
     if ledger:
         checks = LEDGER_CHECKS | {"rights": functools.partial(rights.ledger_rights, cycles=cycles)}
     elif cycles:

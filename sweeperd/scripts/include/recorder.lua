@@ -2,15 +2,59 @@
 
 -- Returns a stand-in for `redis`, and the list of recorded writes. Reads go to `server`. Each write gets the server's
 -- reply, including its error if the key has the wrong type or the stream refuses entries.
+--
+-- The list has the field `changes`, the counters that the writes would change: {key, field, value, new value} for a
+-- field of a hash, {key, '', value, amount} for a string. A counter is a whole number that the script reads before it
+-- writes it, outside the entry's own hash (KEYS[1]).
 local function recorder(server)
-  local writes = {}
+  local writes, changes = {}, {}
+  writes.changes = changes
+  -- key -> field -> the value as the script last read or wrote it; the field of a string is ''.
+  local known = {}
   local READS = {TIME = true}
   for name in string.gmatch(
     'EXISTS GET HEXISTS HGET HGETALL HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE', '%a+') do
     READS[name] = true
   end
+  local find, WHOLE = string.find, '^%-?%d+$'
   local LAST_ID = '18446744073709551615-18446744073709551615'
   local FULL_STREAM = 'ERR The stream has exhausted the last possible ID, unable to add more items'
+
+  local function remember(reply, command, key, ...)
+    local held = known[key] or {}
+    if command == 'HMGET' then
+      for i = 1, #reply do
+        held[select(i, ...)] = reply[i]
+      end
+    elseif command == 'HGET' then
+      held[(...)] = reply
+    elseif command == 'GET' then
+      held[''] = reply
+    else
+      return
+    end
+    known[key] = held
+  end
+
+  local function change(key, field, value, to)
+    if key ~= KEYS[1] and type(value) == 'string' and find(value, WHOLE) and find(to, WHOLE) and value ~= to then
+      changes[#changes + 1] = {key, field, value, to}
+    end
+  end
+
+  -- Notes the counters that a write changes.
+  local function note(command, key, ...)
+    local held = known[key]
+    if held and command == 'INCRBY' then
+      change(key, '', held[''], (...))
+    elseif held and command == 'HSET' then
+      for i = 1, select('#', ...), 2 do
+        local field, value = select(i, ...)
+        change(key, field, held[field], value)
+        held[field] = value
+      end
+    end
+  end
 
   local function last_id(key)
     local info = server.call('XINFO', 'STREAM', key)
@@ -52,19 +96,24 @@ local function recorder(server)
 
   local function tried(command, ...)
     if READS[command] then
-      return server.pcall(command, ...)
+      local reply = server.pcall(command, ...)
+      remember(reply, command, ...)
+      return reply
     end
     -- A command missing from WRITES is a bug in this script, because no write may ever get through.
     local answer = WRITES[command](...)
     if type(answer) ~= 'table' then
       writes[#writes + 1] = {command, ...}
+      note(command, ...)
     end
     return answer
   end
 
   local function sent(command, ...)
     if READS[command] then
-      return server.call(command, ...)
+      local reply = server.call(command, ...)
+      remember(reply, command, ...)
+      return reply
     end
     local answer = tried(command, ...)
     if type(answer) == 'table' then

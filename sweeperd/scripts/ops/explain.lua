@@ -2,7 +2,8 @@
 --
 -- KEYS[1..4], ARGV[1..5] -> the keys and arguments of expire.lua, in the same order
 --
--- Returns {the reply of expire.lua, {{command, key, ...}, ...}}: the reply and the writes.
+-- Returns {the reply of expire.lua, {{command, key, ...}, ...}, {change, ...}}: the reply, the writes, and the counters
+-- that they would change (recorder.lua).
 --
 -- The text of expire.lua is included below. It runs with a `redis` that records writes instead of sending them.
 
@@ -19,4 +20,4 @@ end
 if reply.err then
   return reply
 end
-return {reply, writes}
+return {reply, writes, writes.changes}

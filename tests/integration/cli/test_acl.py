@@ -143,9 +143,11 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
         reserve(client, ["three"])
         done = once(env, "--delivery-limit", "10s")
         assert (done.code, done.report["expired"]) == (0, 1), done.errors
+        told = cli("--once", env, "--dry-run", "--json")
+        assert (told.exit_code, json.loads(told.stdout)["errors"]) == (0, 0), told.stderr
         assert refusals(client) == []
         grant(client, env, commands=True)
-        checked = json.loads(cli("check", env, "--cycles", "--json").stdout)["checks"]
+        checked = json.loads(cli("check", env, "--cycles", "--sample", "10", "--json").stdout)["checks"]
         assert [each for each in checked if "may not" in each["says"] and "CONFIG" not in each["says"]] == []
         assert {each[1] for each in refusals(client)} <= {b"config", b"config|get"}
         client.acl_log_reset()

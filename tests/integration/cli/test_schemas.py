@@ -24,6 +24,8 @@ COMMANDS = [
     ("acl", ["acl"]),
     ("actions", ["actions"]),
     ("check", ["check"]),
+    ("check", ["check", "--sample", "100"]),
+    ("dry-run", ["--once", "--dry-run"]),
     ("status", ["status"]),
     ("show", ["show", "late"]),
     ("show", ["show", "broken-1"]),

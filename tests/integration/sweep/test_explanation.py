@@ -44,7 +44,7 @@ def test_what_it_says_that_would_be_written_is_what_is_written(case: str, client
         return found
 
     before = fresh()
-    reply, writes = frozen(NOW, "ops/explain").run(client, world.call())
+    reply, writes, _ = frozen(NOW, "ops/explain").run(client, world.call())
     assert reply[0] == outcome_of(case)
     assert world.snapshot() == before
     for write in writes:

@@ -54,7 +54,8 @@ def command(
     The walk finds ACTIVE reservations that the index lacks, index entries without a reservation, wrong scores, TTLs
     that end too early, reservations that another sweeper quarantined, and budgets whose reserved differs from what
     their reservations hold. For a configured kind (--kind) it compares the counters in `sums`; while the kind is
-    unproven, --repair keeps index entries without a hash. The walk slows down when other clients use Redis.
+    unproven, --repair keeps index entries without a hash, and hashes in unknown states are not judged. The walk slows
+    down when other clients use Redis.
 
     Exit codes: 0 nothing found, or everything repaired; 1 something is left, or a shard could not be walked; 2 bad
     option or configuration.
@@ -69,7 +70,7 @@ def command(
         _repair_budget(change, budget, rate)
         return
     walks = _last(change, kind) if last else _walk(change, one_kind(change.settings, kind), rate, limit, repair)
-    if any(walk.remaining for walk in walks):
+    if any(walk.remaining or walk.held for walk in walks):
         sys.exit(Exit.FAILED)
 
 
@@ -185,6 +186,9 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
         yield f"  {walk.counters_unjudged} counters were not judged: they changed too much, or cannot be read"
     if walk.unreadable:
         yield f"  {walk.unreadable} active hashes cannot be read: their budgets are not judged, and sums omit them"
+    if walk.held:
+        yield f"  {walk.held} hashes were not judged: no entry of {walk.kind} was seen alive ({walk.held_because})"
+        yield "  correct the settings of the kind; `sweeperd check` names the setting"
     if walk.far_ahead:
         unit = f"; they are probably in {walk.far_ahead_unit} instead of milliseconds" if walk.far_ahead_unit else ""
         yield f"  the deadlines of {walk.far_ahead} index entries are more than 100 years ahead{unit}"

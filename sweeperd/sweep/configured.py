@@ -27,7 +27,8 @@ _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" 
 _COMPILES = Script("sweep/kind_compiles")
 #: The keys and arguments of reconcile_entry.lua, which follows it, after the kind's script.
 INDEX_CHECK = (
-    "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, {ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1]}\n"
+    "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, "
+    "{ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1], reply[3] or ''}\n"
 )
 #: The reasons for a quarantine in any kind, with their meaning for the operator.
 _REASONS = {

@@ -24,7 +24,7 @@ class SampledEntry:
     type: str
     #: The key's TTL as PTTL returns it, ms.
     ttl_ms: int
-    #: The deadline and the fields of `active` and of the known ends; None if a field is missing.
+    #: The deadline, `expired_at` and the fields of `active` and of the known ends; None if a field is missing.
     fields: Mapping[str, bytes | None]
 
     def is_active(self, kind: Kind) -> bool:
@@ -53,7 +53,7 @@ def sample(shard: Shard, kind: Kind, most: int = MOST) -> list[SampledEntry]:
     ids = list(dict.fromkeys(entry for entry, _ in chosen))
     if not ids:
         return []
-    fields = list(dict.fromkeys([kind.deadline, *kind.active, *kind.ends]))
+    fields = list(dict.fromkeys([kind.deadline, "expired_at", *kind.active, *kind.ends]))
     call = Call([kind.index, *map(kind.hash_key, ids)], [len(fields), *fields, *ids])
     rows: Any = _SAMPLE.run(shard.client, call)
     return [

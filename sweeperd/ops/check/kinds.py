@@ -106,8 +106,10 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
         decisions = [each.decision for each in explain(shard, kind, [entry.id for entry in alive], len(alive))]
         skipped = [each for each in decisions if each.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND)]
         ended = {entry.id for entry in alive if entry.has_ended(kind)}
-        if len(skipped) < len(decisions) or all(each.id in ended for each in skipped):
+        if len(skipped) < len(decisions):
             return None
+        if len(ended) == len(skipped):
+            return _marked(settings, hashes)
         says = next(each.detail for each in skipped if each.id not in ended) or "no reason given"
         return failure(
             f"the script skips all {len(skipped)} hashes of the sample ({says})", "correct `script` before a sweep runs"
@@ -119,9 +121,25 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
             "correct `deadline` before a sweep runs",
         )
     unknown = [entry for entry in hashes if not entry.has_ended(kind)]
-    if alive or not unknown:
+    if alive:
         return None
+    if not unknown:
+        return _marked(settings, hashes)
     return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
+
+
+def _marked(settings: KindSettings, ended: Sequence[SampledEntry]) -> CheckResult | None:
+    """A failure if all these ended hashes carry `ended`, which only an expiry sets, and none has expired."""
+    marks = {name: value.encode() for name, value in settings.ended.items()}
+    if not marks or any(entry.fields["expired_at"] or not marks.items() <= entry.fields.items() for entry in ended):
+        return None
+    name, value = next(iter(settings.ended.items()))
+    return failure(
+        f"all {len(ended)} hashes of the sample carry `ended` ({name} is {value}), and none of them was expired: a "
+        "sweep removes them from the index and gives nothing back",
+        "correct `ended` before a sweep runs, if these entries are alive; if your service ended them, remove them from "
+        "the index",
+    )
 
 
 def endangered(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:

@@ -33,12 +33,15 @@ class WalkCursor(Document):
     entries: int
     dismissed: int = 0
     foreign_expiries: int = 0
+    held: int = 0
+    held_because: str = ""
     found: dict[Fault, int]
     #: Fault, id in hex, found, expected.
     findings: list[tuple[Fault, str, str, str]]
 
     def report(self, kind: Kind) -> ReconcileReport:
-        same = self.model_dump(include={"hashes", "entries", "dismissed", "foreign_expiries", "started_at"})
+        tallied = {"hashes", "entries", "dismissed", "foreign_expiries", "held", "held_because"}
+        same = self.model_dump(include={*tallied, "started_at"})
         findings = [
             Finding(fault, bytes.fromhex(entry), score, wanted) for fault, entry, score, wanted in self.findings
         ]

@@ -148,6 +148,9 @@ class Tally:
     #: EXPIRED reservations without `expired_event`, which another sweeper expired, and the first ids.
     foreign_expiries: int = 0
     foreign_ids: list[bytes] = field(default_factory=list)
+    #: Hashes in a state that the settings do not name, of a kind of which no entry was seen alive, and why.
+    held: int = 0
+    held_because: str = ""
     found: Counter[Fault] = field(default_factory=Counter)
     #: The first findings.
     findings: list[Finding] = field(default_factory=list)
@@ -162,9 +165,10 @@ class Tally:
 
     def merge(self, page: "Tally", limit: int) -> None:
         """Adds the counts of a page, and keeps up to `limit` findings."""
-        for name in ("hashes", "entries", "dismissed", "foreign_expiries"):
+        for name in ("hashes", "entries", "dismissed", "foreign_expiries", "held"):
             setattr(self, name, getattr(self, name) + getattr(page, name))
         self.foreign_ids += page.foreign_ids[: NAMED - len(self.foreign_ids)]
+        self.held_because = self.held_because or page.held_because
         self.found += page.found
         self.findings += page.findings[: max(0, limit - len(self.findings))]
         self.mendable.update(islice(page.mendable.items(), MENDABLE - len(self.mendable)))
@@ -187,6 +191,11 @@ class WalkedShardDocument(Document):
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
     dismissed: Count = Field(description="Dismissed from the quarantine, but still holding their amounts.")
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
+    held: Count = Field(
+        description="Hashes in a state that the settings do not name, while no entry of the kind was seen alive. The "
+        "walk does not judge them."
+    )
+    held_because: str = Field(description="Why, of the first one; empty if there is none.")
     far_ahead: Count = Field(description="Index entries whose deadline is more than 100 years ahead.")
     far_ahead_unit: str = Field(description="Their likely unit, such as microseconds; empty if none fits.")
     foreign_expired_ids: list[Text] = Field(validation_alias="foreign_ids", description="The first of their ids.")

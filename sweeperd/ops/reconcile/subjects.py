@@ -19,8 +19,10 @@ from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
-from sweeperd.sweep.kind import Budgets, Kind
+from sweeperd.sweep.kind import Budgets, Kind, Outcome
+from sweeperd.sweep.proof import may_be_trusted
 from sweeperd.sweep.reservations import reservations
+from sweeperd.text import decode
 
 #: Reservations that one script reads (0.1 to 0.2 ms of Redis's time), and that one round trip reads.
 SCRIPT_BATCH, BATCH = 5, 50
@@ -30,6 +32,8 @@ CONFIRM = 50
 #: (stage, keys done so far, keys expected in all)
 WalkProgress = Callable[[WalkStage, int, int], None]
 
+#: The mark of a hash that is not judged, because no entry of its kind was seen alive.
+HELD = Outcome.HELD.value.encode()
 _ORPHANS = Script("ops/reconcile_orphans")
 
 
@@ -37,12 +41,22 @@ class Observation(NamedTuple):
     """An entry with a hint of a fault, or with amounts."""
 
     entry: bytes
-    #: A fault, `dismissed`, `foreign_expiry`, or empty.
+    #: A fault, `dismissed`, `foreign_expiry`, `held`, or empty.
     mark: bytes
     #: The amounts of the entry, as reconcile_look.lua returns them.
     holding: Sequence[bytes] = ()
-    #: Like `Finding.evidence`; empty if unknown.
+    #: Like `Finding.evidence`, or why the entry would be held; empty if unknown.
     evidence: str = ""
+
+
+def _finding(entry: bytes, reply: Sequence[Any]) -> Finding:
+    """The fault in a reply of reconcile_entry.lua."""
+    fault, wanted, score = (text.decode() for text in reply[:3])
+    return Finding(Fault(fault), entry, score, wanted, ttl_ms=reply[3] if reply[3:] else None)
+
+
+def _observation(finding: Finding) -> Observation:
+    return Observation(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
 
 
 class Subject(abc.ABC):
@@ -106,24 +120,23 @@ class Subject(abc.ABC):
         yield from self.faults(found)
 
     def faults(self, ids: Sequence[bytes]) -> Iterator[Observation]:
-        for finding in self.check(ids):
-            yield Observation(finding.subject, finding.fault.value.encode(), evidence=finding.evidence)
+        return (_observation(finding) for finding in self.check(ids))
 
     def check(self, ids: Sequence[bytes], *, mend: Mapping[bytes, str] = MappingProxyType({})) -> list[Finding]:
         """
         The faults of these ids. One script reads and judges an entry, and repairs it if its evidence is still that of
         `mend`.
         """
-        found = []
+        rows = self.rows(ids, mend)
+        return [_finding(entry, reply) for entry, reply in rows if reply and reply[0] != HELD]
+
+    def rows(self, ids: Sequence[bytes], mend: Mapping[bytes, str]) -> Iterator[tuple[bytes, Sequence[Any]]]:
+        """The ids with the replies of the kind's `index_check`."""
         for part in batches(ids, CONFIRM):
             calls = [self.entry_call(entry, mend.get(entry, "")) for entry in part]
             with self.throttle.step(len(part) if mend else 0):
                 replies = self.run(self.kind.index_check, calls)
-            for entry, reply in zip(part, replies, strict=True):
-                if reply:
-                    fault, wanted, score = (text.decode() for text in reply[:3])
-                    found.append(Finding(Fault(fault), entry, score, wanted, ttl_ms=reply[3] if reply[3:] else None))
-        return found
+            yield from zip(part, replies, strict=True)
 
     @abc.abstractmethod
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
@@ -187,11 +200,20 @@ class ConfiguredKind(Subject):
         least = len(kind.stem + kind.end)
         self.closer = [each for each in others if len(each.stem + each.end) >= least]
 
+    @cached_property
+    def _trusted(self) -> bool:
+        """Whether an entry was seen alive, so that what the script skips has ended."""
+        return may_be_trusted(self.shard, self.kind)
+
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:  # noqa: ARG002
-        return (observation for observation in self.faults(ids) if observation.mark != Fault.ORPHAN.value.encode())
+        for entry, reply in self.rows(ids, {}):
+            if reply and reply[0] == HELD:
+                yield Observation(entry, HELD, evidence=decode(reply[1]))
+            elif reply and (finding := _finding(entry, reply)).fault is not Fault.ORPHAN:
+                yield _observation(finding)
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        decide = self.kind.call(entry, "", True)  # as a proven kind: `skipped` tells what has ended
+        decide = self.kind.call(entry, "", self._trusted)
         return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:

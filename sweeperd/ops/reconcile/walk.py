@@ -16,7 +16,7 @@ from sweeperd.ops.reconcile.budgets import BudgetCounters
 from sweeperd.ops.reconcile.counters import Counters
 from sweeperd.ops.reconcile.last_walk import WalkCursor
 from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkStage
-from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind, Observation, Reservations, Subject
+from sweeperd.ops.reconcile.subjects import CONFIRM, HELD, ConfiguredKind, Observation, Reservations, Subject
 from sweeperd.ops.reconcile.sums import AGREEING, SumCounters
 from sweeperd.ops.reconcile.throttle import Interrupted
 from sweeperd.sweep.backlog import read_far_ahead
@@ -206,6 +206,9 @@ class _Walk:
         elif observation.mark == b"foreign_expiry":
             page.tally.foreign_expiries += not self._reported.add(observation.entry)
             page.tally.foreign_ids.append(observation.entry)
+        elif observation.mark == HELD:
+            page.tally.held += not self._reported.add(observation.entry)
+            page.tally.held_because = observation.evidence
         elif observation.mark:
             self._hint(observation, page)
 

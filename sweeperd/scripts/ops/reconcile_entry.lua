@@ -12,6 +12,7 @@
 -- ARGV[5] -> the grace of a reservation without grace_ms, ms
 -- ARGV[6] -> for a configured kind, the outcome of the kind's script in this same step: the walk's script first
 --            dry-runs the kind's script, then runs this text
+-- ARGV[7] -> with the outcome `held`, why
 --
 -- Returns {} if the entry is correct, else {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
@@ -23,6 +24,8 @@
 --   short_ttl           the hash expires before deadline + grace + a day; the repair extends the TTL. The reply has no
 --                       score, and the remaining TTL, ms, follows it. A second fault is reported in its place, and
 --                       both are repaired
+--   held                not a fault: a hash in a state that the settings do not name, of a kind of which no entry was
+--                       seen alive. Why takes the place of the right score, and nothing else is checked
 --
 -- An ended entry has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --
@@ -52,6 +55,8 @@ local function kind_fault()
     return score and 'orphan', '', score
   elseif ARGV[6] == 'skipped' then
     return nil
+  elseif ARGV[6] == 'held' then
+    return 'held', ARGV[7], ''
   end
   local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
   if row.err or not row[1] then
@@ -78,7 +83,8 @@ end
 if not fault or fault == 'dismissed' then
   return {}
 end
-if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine' then
+if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine'
+  and fault ~= 'held' then
   local in_index, rest = fault ~= 'short_ttl', left and lifetime.enough(deadline, grace)
   local refused = in_index and no_right('ZREM', KEYS[1])
     or in_index and fault ~= 'orphan' and no_right('ZADD', KEYS[1])

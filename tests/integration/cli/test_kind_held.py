@@ -90,6 +90,20 @@ def test_a_run_releases_what_it_held_before_a_later_entry_proved_the_kind(held: 
     assert (document["candidates"], held.client.zcard("seats:ttl")) == (1001, 0)
 
 
+def test_reconcile_says_that_it_judged_nothing(held: Held) -> None:
+    held.client.zrem("seats:ttl", "h4")
+    walked = held.run("reconcile", "--kind", "seat-hold", "--repair", "--yes", "--json")
+    check("reconcile", walked.document)
+    (walk,) = walked.document["shards"]
+    assert (walked.code, walk["held"], walk["held_because"], walk["found"]["lost"]) == (1, 5, BECAUSE, 0)
+    assert held.client.zscore("seats:ttl", "h4") is None
+    text = held.run("reconcile", "--kind", "seat-hold")
+    assert (text.code, f"5 hashes were not judged: no entry of seat-hold was seen alive ({BECAUSE})" in text.err) == (
+        1,
+        True,
+    )
+
+
 def test_reconcile_removes_no_entry_that_is_held(held: Held) -> None:
     """To a kind with a wrong key each entry looks like an orphan; with the right one a living entry proves it."""
     held.config.write_text(SEAT_HOLD.replace('"seats:hold:{id}"', '"seats:holds:{id}"'))

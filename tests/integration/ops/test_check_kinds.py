@@ -44,6 +44,11 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "active": (SEATS | {"active": {"state": "held"}}, ["state is HELD", "held"]),
     "field of active": (SEATS | {"active": {"status": "HELD"}, "ended": {"status": "EXPIRED"}}, ["status is missing"]),
     "deadline": (SEATS | {"deadline": "ends_at"}, ["3 of 3", "a deadline ends_at"]),
+    "ended of a script": (
+        scripted("function decide() return 'expire' end", ended={"state": "HELD"}),
+        ["state is HELD", "`ended`"],
+    ),
+    "ended": (SEATS | {"active": {"state": "held"}, "ended": {"state": "HELD"}}, ["state is HELD", "`ended`"]),
     "script": (scripted("function decide(hash) return 'skip', hash.state end"), ["skip", "HELD"]),
 }
 
@@ -81,8 +86,12 @@ def test_the_sample_covers_the_whole_index(server: Server, client: redis.Redis) 
 
 
 def test_entries_that_have_all_ended(server: Server, client: redis.Redis) -> None:
-    hold_seats(client, "h1", 1, DEADLINE, state="EXPIRED")
+    """An expired hash is back in the index; a hash that says so and never expired is what a wrong `ended` names."""
+    hold_seats(client, "h1", 1, DEADLINE, state="EXPIRED", expired_at=DEADLINE + 1)
     assert finding(server, SEATS).level.value == "ok"
+    assert finding(server, scripted("function decide() return 'expire' end")).level.value == "ok"
+    client.hdel("seats:hold:h1", "expired_at")
+    assert finding(server, SEATS).level.value == "failure"
 
 
 def test_entries_that_have_ended_as_over_names(server: Server, client: redis.Redis) -> None:

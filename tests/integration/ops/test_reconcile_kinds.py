@@ -36,6 +36,30 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keyspace, "PAGE", 10_000_000)
 
 
+def walk_once(shard: Shard, settings: Settings) -> ReconcileReport:
+    return reconcile(subject_of(shard, settings, "seat-hold", Throttle(timing=Timing(settle_faults=0.0))))
+
+
+def test_a_kind_of_which_no_entry_is_alive_is_not_judged(shard: Shard, client: redis.Redis) -> None:
+    """With a wrong word in `active` every hash looks ended, and a walk that skips them finds nothing."""
+    for entry in ("a", "b", "lost"):
+        hold_seats(client, entry, 1, FUTURE)
+    hold_seats(client, "over", 1, FUTURE, state="EXPIRED")
+    client.zrem("seats:ttl", "lost")
+    client.pexpire("seats:hold:a", 1000_000)
+    assert dict(walk_once(shard, SETTINGS).found) == {Fault.LOST: 1, Fault.SHORT_TTL: 1}
+    wrong = Settings.model_validate(tomllib.loads(SEAT_HOLD.replace('state = "HELD"', 'state = "held"')))
+    report = walk_once(shard, wrong)
+    assert (report.held, report.held_because, dict(report.found)) == (3, "state is HELD, active says held", {})
+    assert mend(subject_of(shard, wrong, "seat-hold"), report).changed == 0
+    assert not client.zscore("seats:ttl", "lost")
+    document = report.document(shard)
+    assert (document.held, document.held_because) == (3, report.held_because)
+    hold_seats(client, "alive", 1, FUTURE, state="held")
+    report = walk_once(shard, wrong)
+    assert (report.held, report.held_because) == (0, "")
+
+
 def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None] = lambda _: None) -> ReconcileReport:
     """Walk; the function is called in each walk over the sums, when the names of the hashes are known."""
     walks = 0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
-from sweeperd.outbox.event import ONLY_FOR
+from sweeperd.outbox.event import ONLY_FOR, Fields
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group
@@ -40,6 +40,10 @@ class GroupBacklog:
     exact: bool = True
     #: The age of the oldest event, seconds.
     oldest_seconds: float = 0.0
+
+
+#: An event's id, its fields, and their size, bytes.
+_SizedEvent = tuple[bytes, Fields, int]
 
 
 class _Share(NamedTuple):
@@ -171,14 +175,15 @@ class _Pages:
 
     def __init__(self, shard: Shard) -> None:
         self._client, self._key = shard.client, shard.keys.events
-        self._pages, self._room = dict[bytes, list[StreamRow]](), SHARED
+        self._pages, self._room = dict[bytes, list[_SizedEvent]](), SHARED
 
-    def read(self, position: bytes) -> Iterator[StreamRow]:
+    def read(self, position: bytes) -> Iterator[_SizedEvent]:
         """The events after this position."""
         while True:
             page = self._pages.get(position)
             if page is None:
-                page = cast(list[StreamRow], self._client.xrange(self._key, streams.after(position), count=SAMPLE_PAGE))
+                rows = cast(list[StreamRow], self._client.xrange(self._key, streams.after(position), count=SAMPLE_PAGE))
+                page = [(entry, fields, sum(map(len, fields.values()))) for entry, fields in rows]
                 if self._room > 0:
                     self._pages[position], self._room = page, self._room - len(page)
             yield from page
@@ -187,13 +192,13 @@ class _Pages:
             position = page[-1][0]
 
 
-def _share(events: Iterator[StreamRow], subscription: Subscription | None, most: int, most_bytes: float) -> _Share:
+def _share(events: Iterator[_SizedEvent], subscription: Subscription | None, most: int, most_bytes: float) -> _Share:
     """A sample of up to `most` events or `most_bytes`."""
     seen = wanted = size = 0
     first, common = None, True
-    for entry, fields in events:
+    for entry, fields, length in events:
         seen += 1
-        size += sum(map(len, fields.values()))
+        size += length
         common = common and ONLY_FOR not in fields
         if subscription is None or subscription.takes(entry, fields):
             wanted += 1

@@ -1,5 +1,6 @@
 """Judges one run of a kind's script."""
 
+import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ import redis
 
 from sweeperd.config.kinds import any_match
 from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, Snapshot, normal
-from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
+from sweeperd.kit.samples import DEADLINE, After, Sample, counter_keys, filled
 from sweeperd.sweep.kind import PROTECTED, Decision, Outcome
 from sweeperd.text import decode, strings, whole
 
@@ -351,23 +352,54 @@ def _differing(lab: Lab, sample: Sample, before: Snapshot) -> Iterator[str]:
     if said.hash is None and fields:
         yield "the hash still exists"
     for name, value in (said.hash or {}).items():
-        if (found := fields.get(name.encode())) != (None if value is None else value.encode()):
+        if not _fits(lab, None if value is None else value.encode(), found := fields.get(name.encode())):
             yield f"{name} is {_shown(found)} instead of {_shown(value)}"
-    for key, content in said.keys.items():
+    stated = {key: content for key, content in said.keys.items() if not isinstance(content, str)}
+    for key, content in stated.items():
         expected = None if content is None else normal(*next(iter(content.items())))
-        if (there := now.contents.get(lab.named(key))) != expected:
+        if not _fits(lab, expected, there := now.contents.get(lab.named(key))):
             yield f"{key} is {_shown(there)} instead of {_shown(expected)}"
     if unnamed := others - {lab.named(key) for key in said.keys}:
         yield f"{names(unnamed)} changed, and `after` does not name it"
+    yield from _sent_otherwise(lab, said, before, now)
+
+
+def _sent_otherwise(lab: Lab, said: After, before: Snapshot, now: Snapshot) -> Iterator[str]:
+    """What the event and the messages are instead of what `after` says."""
     if said.event is not None:
         events = now.of(lab.keys.events, "stream")[len(before.of(lab.keys.events, "stream")) :]
         data = [{k[5:]: v for k, v in event.items() if k.startswith(b"data.")} for _, event in events]
-        if data != [{name.encode(): value.encode() for name, value in said.event.items()}]:
+        if not _fits(lab, [{name.encode(): value.encode() for name, value in said.event.items()}], data):
             yield f"the event has {_shown(data[0] if data else None)} instead of {_shown(said.event)}"
     if said.messages is not None:
         sent = now.messages[len(before.messages) :]
-        if sent != tuple((channel.encode(), text.encode()) for channel, text in said.messages):
+        if not _fits(lab, tuple((channel.encode(), text.encode()) for channel, text in said.messages), sent):
             yield f"the messages are {_shown(sent)} instead of {_shown(said.messages)}"
+
+
+def _fits(lab: Lab, said: Any, found: Any) -> bool:
+    """Whether a value is what `after` says."""
+    match said:
+        case b"*":  # ANY and NOW, as bytes
+            return found is not None
+        case b"{now}":
+            number = whole(found) if isinstance(found, bytes) else found
+            return number is not None and lab.moment[0] <= number <= lab.moment[1]
+        case dict():
+            same = isinstance(found, dict) and said.keys() == found.keys()
+            return same and all(_fits(lab, value, found[name]) for name, value in said.items())
+        case list() | tuple():
+            same = isinstance(found, type(said)) and len(said) == len(found)
+            return same and all(map(functools.partial(_fits, lab), said, found))
+        case frozenset() if isinstance(found, frozenset):
+            others, stated = list(found - said), sorted(said - found, reverse=True)  # `{now}` before `*`
+            for each in stated:
+                fitting = next((other for other in others if _fits(lab, each, other)), None)
+                if fitting is None:
+                    return False
+                others.remove(fitting)
+            return not others
+    return bool(said == found)
 
 
 def _text(value: bytes) -> str:

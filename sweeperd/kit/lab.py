@@ -11,7 +11,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
-from sweeperd.kit.samples import DEADLINE, Content, Sample
+from sweeperd.kit.samples import ANY, DEADLINE, NOW, Content, Sample
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured import configured
@@ -144,7 +144,7 @@ class Lab:
     ) -> Decision | redis.RedisError:
         """Run the script once, with its clock fixed at `at` if given. Raises NoEnd."""
         call = self.kind.call(entry, TRACE, proven)
-        script = self._script if at is None else _at_moment(self.text, at)
+        script = self._script if at is None else at_moment(self.text, at)
         self.retention = int(call.args[2])
         since = self.now() if at is None else at
         try:
@@ -221,7 +221,7 @@ class Lab:
 
 
 @functools.cache
-def _at_moment(text: str, now: int) -> Script:
+def at_moment(text: str, now: int) -> Script:
     """The script with a fixed time instead of each call of TIME."""
     reading = f"({{'{now // 1000}', '{now % 1000 * 1000 + 999}'}})"
     return Script("prove", re.sub(r"\b[\w.]*call\('TIME'\)", reading, text))
@@ -233,7 +233,7 @@ def normal(type_: str, value: Any) -> tuple[str, Any]:
         case "hash":
             return type_, {_bytes(name): _bytes(held) for name, held in value.items()}
         case "zset":
-            return type_, {_bytes(member): float(score) for member, score in dict(value).items()}
+            return type_, {_bytes(member): _score(score) for member, score in dict(value).items()}
         case "set":
             return type_, frozenset(map(_bytes, value))
         case "list":
@@ -241,6 +241,10 @@ def normal(type_: str, value: Any) -> tuple[str, Any]:
         case "string":
             return type_, _bytes(value)
     return type_, value
+
+
+def _score(value: Any) -> float | bytes:
+    return value.encode() if value in (ANY, NOW) else float(value)
 
 
 def _bytes(value: Any) -> bytes:

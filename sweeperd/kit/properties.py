@@ -154,8 +154,9 @@ def amounts(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
         if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
             counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
             lab.load(sample)
-            much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
-            yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
+            with contextlib.suppress(ValueError, redis.ResponseError):  # no number to exceed
+                much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
+                yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
 
 
 def waits(lab: Lab, sample: Sample) -> Failure | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import redis
 
@@ -15,6 +15,7 @@ from sweeperd.kit.properties import COMPILES, PROPERTIES
 from sweeperd.kit.samples import Sample
 from sweeperd.kit.shrink import shrunk
 from sweeperd.store.embedded import OLDEST, Server, binaries
+from sweeperd.sweep.kind import Decision, Outcome
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,22 @@ def prove(
         except KindRefused as error:
             yield Proof(COMPILES, Failure(kind.name, str(error)))
             return
+        samples = [_as_it_is(lab, sample) if sample.live else sample for sample in samples]
         for name, holds in PROPERTIES:
             failure, ends = _tried(lab, holds, samples, shrink=shrink)
             yield Proof(name, failure)
             if not ends:
                 return
+
+
+def _as_it_is(lab: Lab, sample: Sample) -> Sample:
+    """The live sample, with the outcome that it waits or is protected if it does."""
+    lab.load(sample)
+    with contextlib.suppress(NoEnd):  # the first property reports it
+        result = lab.run(sample.id.encode())
+        if isinstance(result, Decision) and result.outcome is Outcome.NOT_DUE:
+            return replace(sample, outcome=Outcome.NOT_DUE.value, endless=True)
+    return sample
 
 
 def _tried(lab: Lab, holds: Property, samples: Sequence[Sample], *, shrink: bool) -> tuple[Failure | None, bool]:

@@ -1,7 +1,7 @@
 """Reads or derives the entries that a kind is proved with."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +18,9 @@ _TYPES = ("hash", "string", "set", "zset", "list")
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
 
+#: In `after`: any value, and the time of the run, ms. ANY in place of a key's content: any content, or none.
+ANY, NOW = "*", "{now}"
+
 #: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.
 Content = dict[str, Any]
 
@@ -28,8 +31,8 @@ class After:
 
     #: Fields of the entry's hash (None: without this field), or None if the hash is removed.
     hash: dict[str, str | None] | None = field(default_factory=dict)
-    #: The whole content of each key (None: removed).
-    keys: dict[str, Content | None] = field(default_factory=dict)
+    #: The whole content of each key (None: removed), or ANY.
+    keys: dict[str, Content | str | None] = field(default_factory=dict)
     #: All `data` fields of the event, if they are stated.
     event: dict[str, str] | None = None
     #: Each channel and message in order, if they are stated.
@@ -49,6 +52,8 @@ class Sample:
     after: After | None = None
     #: Whether the entry waits until its keys change.
     endless: bool = False
+    #: Whether it is a copy of a real entry.
+    live: bool = False
 
     def changed(self, field: str, value: str | None) -> "Sample":
         """The sample with another value in this field, or without the field."""
@@ -86,8 +91,8 @@ def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, .
 def _after(row: dict[str, Any]) -> After:
     if unknown := row.keys() - {"hash", "keys", "event", "messages"}:
         raise ValueError(f"after: {min(unknown)} is not one of hash, keys, event, messages")
-    keys: dict[str, Content | None] = row.get("keys", {})
-    _check({key: content for key, content in keys.items() if content is not None})
+    keys: dict[str, Content | str | None] = row.get("keys", {})
+    _check({key: content for key, content in keys.items() if content is not None and content != ANY})
     fields, event, messages = row.get("hash", {}), row.get("event"), row.get("messages")
     return After(
         None if fields is None else {name: None if value is None else str(value) for name, value in fields.items()},
@@ -97,9 +102,9 @@ def _after(row: dict[str, Any]) -> After:
     )
 
 
-def _check(keys: dict[str, Content]) -> None:
+def _check(keys: Mapping[str, Any]) -> None:
     for key, content in keys.items():
-        if len(content) != 1 or next(iter(content)) not in _TYPES:
+        if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: the type must be one of {', '.join(_TYPES)}")
 
 
@@ -126,11 +131,13 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
     after: dict[str, Content] = deepcopy(keys)
     for command in commands:
         _written(after, command, fields)
-    left = {key: after.get(key) for key in [*keys, *after] if after.get(key) != keys.get(key)}
+    left: dict[str, Content | str | None] = {
+        key: after.get(key) for key in [*keys, *after] if after.get(key) != keys.get(key)
+    }
     messages = tuple(
         (filled(each.key, fields), filled(each.words[0], fields)) for each in commands if each.name == "PUBLISH"
     )
-    return [Sample("id-1", fields, keys, _books(commands, fields), after=After(keys=left, messages=messages))]
+    return [Sample("id-1", fields, keys, books_of(commands, fields), after=After(keys=left, messages=messages))]
 
 
 def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
@@ -193,7 +200,7 @@ def _amount(command: Command, fields: dict[str, str]) -> int:
     return -amount if command.amount.negative else amount
 
 
-def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:
+def books_of(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:
     """The groups of counters of one key between which an amount moves."""
     groups: dict[tuple[str, str], dict[str, int]] = {}
     for command in commands:
@@ -206,9 +213,9 @@ def _books(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[s
 
 
 def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
-    """The word with its placeholders filled from the hash and the id."""
+    """The word with its placeholders filled from the hash and the id; a missing field is empty."""
     values = fields | {ID: entry}
-    return "".join(values[part.name] if isinstance(part, Field) else part for part in word)
+    return "".join(values.get(part.name, "") if isinstance(part, Field) else part for part in word)
 
 
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:

@@ -21,6 +21,8 @@ ANY = b"\0sweeperd check"
 _ANY = ANY.decode()
 #: The commands of `get` in the script of a kind.
 _READS = "EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE ZCARD ZSCORE"
+#: The commands that copy the keys of a plan for `prove --live`.
+_COPIES = "TYPE HLEN HGETALL HMGET STRLEN GET SRANDMEMBER SISMEMBER ZRANGE ZSCORE LRANGE"
 #: The commands that check a plan before its first write.
 _PLANNED = "TYPE EXISTS HMGET GET"
 #: Glob characters; and the characters that no rule can hold, because Redis splits an ACL file at spaces.
@@ -134,6 +136,9 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
             yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *sorted(names)]))
         for pattern in kind.read_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
+    for pattern in dict.fromkeys([*kind.write_patterns, *kind.read_patterns]):
+        yield granted(Duty.OPERATE, _like(keys, pattern), _COPIES)
+    yield granted(Duty.OPERATE, entry, "HLEN")
     if kind.unless is not None:
         protected = keys.kind_protected(kind.name)
         yield granted(Duty.STATUS, protected, "ZCARD ZRANGE ZSCORE")

@@ -100,7 +100,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
-        counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: _deciding(script.source, sums_script(kind)))),
+        counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: deciding(script.source, sums_script(kind)))),
         max_wait_ms=wait_ms if protected is None else max(wait_ms, kind.unless_recheck_ms),
         grace_ms=kind.grace_ms,
         protected=protected,
@@ -108,10 +108,10 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         more_reasons=kind.script is not None,
         script=script,
         explainer=Script(
-            f"explain {kind.name}", lambda: _deciding(script.source, "return {reply, writes, writes.changes}\n")
+            f"explain {kind.name}", lambda: deciding(script.source, "return {reply, writes, writes.changes}\n")
         ),
         index_check=Script(
-            f"check {kind.name}", lambda: _deciding(script.source, INDEX_CHECK + source("ops/reconcile_entry"))
+            f"check {kind.name}", lambda: deciding(script.source, INDEX_CHECK + source("ops/reconcile_entry"))
         ),
         call=call,
         check=functools.partial(_check, kind, script, index),
@@ -145,7 +145,7 @@ def _reasons(kind: KindSettings) -> dict[str, str]:
     return found | (_PROTECTED_TOO_LONG if kind.unless_max is not None and kind.protected == "quarantine" else {})
 
 
-def _deciding(script: str, then: str) -> str:
+def deciding(script: str, then: str) -> str:
     """The script with a `redis` that only records the writes, followed by the Lua `then` with `reply` and `writes`."""
     # The code before the user's script is one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())

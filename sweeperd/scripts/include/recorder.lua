@@ -5,10 +5,10 @@
 --
 -- The list has the field `changes`, the counters that the writes would change: {key, field, value, new value} for a
 -- field of a hash, {key, '', value, amount} for a string. A counter is a whole number that the script reads before it
--- writes it, outside the entry's own hash (KEYS[1]).
+-- writes it, outside the entry's own hash (KEYS[1]). The list also has the field `reads`: {{command, key, ...}, ...}.
 local function recorder(server)
-  local writes, changes = {}, {}
-  writes.changes = changes
+  local writes, changes, reads = {}, {}, {}
+  writes.changes, writes.reads = changes, reads
   -- key -> field -> the value as the script last read or wrote it; the field of a string is ''.
   local known = {}
   local READS = {TIME = true}
@@ -21,6 +21,7 @@ local function recorder(server)
   local FULL_STREAM = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
   local function remember(reply, command, key, ...)
+    reads[#reads + 1] = {command, key, ...}
     local held = known[key] or {}
     if command == 'HMGET' then
       for i = 1, #reply do

@@ -455,6 +455,7 @@ def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("loaded", [True, False], ids=["script cached", "script not cached"])
 def test_a_full_redis_refuses_all_of_it(server_to_fill: Server, operation: str, loaded: bool) -> None:
@@ -475,6 +476,7 @@ def test_a_full_redis_refuses_all_of_it(server_to_fill: Server, operation: str, 
         run[operation]()
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("operation", ["commit", "release", "extend"])
 def test_a_full_redis_refuses_all_of_it_where_no_budget_is_written(server_to_fill: Server, operation: str) -> None:
     with a_book(server_to_fill) as book:

@@ -372,6 +372,7 @@ def test_without_a_right_nothing_is_written(book: Book, when: str, command: str)
     assert book.amounts() == (930, 0, 70, 0)
 
 
+@pytest.mark.every_redis
 def test_at_maxmemory(book: Book) -> None:
     """An overdue hold is settled, as the sweep would expire it; the others need memory, and nothing is written."""
     held, late = (book.reserve(100).reservation_id.encode() for _ in range(2))

@@ -60,7 +60,7 @@ CASES = {
     ),
     "delivery/end_replay": Case([EVENTS, GROUPS], ["running", 5, "1"], "hdel xgroup"),
     "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
-    "delivery/leave": Case([EVENTS], ["billing", "idle"], "xgroup"),
+    "delivery/leave": Case([EVENTS], ["billing", "idle"], "xack xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
     "delivery/note_filters": Case([FILTERS], ["us", "{}", 15_000, 6_000], "hdel hset"),
     "delivery/relay": Case(

@@ -101,6 +101,7 @@ def test_the_stream_is_bounded(shard: Shard, monkeypatch: pytest.MonkeyPatch) ->
     assert shard.client.hget(shard.keys.action_counts, "pause") == b"500"
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_records_too(own_server: Server) -> None:
     with a_shard(own_server) as shard, full(shard):
         record(shard, Action.DROP, "billing")

@@ -158,6 +158,7 @@ def test_a_moment_to_come_and_a_replay_are_refused(invoke: Run, shard: Shard, cl
     assert (unused.exit_code, "0 events of billing" in unused.stdout) == (0, True), unused.output
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_takes_a_drop(invoke: Run, own_shard: Shard, own_server: Server) -> None:
     for letters in ([], ["--dead-letters"]):
         outbox = backlog(own_shard)

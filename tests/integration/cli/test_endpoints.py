@@ -195,6 +195,7 @@ def test_on_every_shard(invoke: Run, server: Server, client: redis.Redis) -> Non
     assert not client.exists(f"b:{BOARD}")
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_takes_a_pause(invoke: Run, own_shard: Shard, own_server: Server) -> None:
     store = EndpointStateStore(own_shard)
     store.pause("audit", "gone")

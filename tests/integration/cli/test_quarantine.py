@@ -288,6 +288,7 @@ def test_the_script_notes_why_an_entry_stays(world: World) -> None:
     assert world.client.zscore(world.keys.reservation_index, RID) is None
 
 
+@pytest.mark.every_redis
 def test_in_a_full_redis_an_entry_that_stays_keeps_its_old_reason(own_shard: Shard) -> None:
     client, quarantine = own_shard.client, Quarantine(own_shard, reservations_kind(own_shard.keys), 50)
     (rid,) = broken(client, 1)
@@ -298,6 +299,7 @@ def test_in_a_full_redis_an_entry_that_stays_keeps_its_old_reason(own_shard: Sha
     assert client.hget(f"reservation:res_{rid}", "quarantine_reason") == b"OLD"
 
 
+@pytest.mark.every_redis
 def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
     world = World(own_shard.client)
     world.reservation(indexed=False)
@@ -307,6 +309,7 @@ def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
     assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
 
 
+@pytest.mark.every_redis
 def test_adopt_works_at_maxmemory(own_shard: Shard) -> None:
     world = World(own_shard.client)
     world.reservation(indexed=False, quarantined_at=1234, quarantine_reason="INVALID_ESTIMATE")

@@ -77,6 +77,7 @@ def test_a_letter_does_not_go_before_its_event_is_there(shard: Shard, client: re
     assert client.xlen(DEAD) == 1
 
 
+@pytest.mark.every_redis
 def test_in_a_full_redis(own_shard: Shard) -> None:
     letters = text(give_up(own_shard, ["one"]))
     with full(own_shard):

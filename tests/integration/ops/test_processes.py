@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 import redis
 
 from sweeperd.config import Settings
@@ -86,6 +87,7 @@ def test_a_user_without_the_right_is_told_nothing_wrong(server: Server, client: 
         client.acl_deluser("few")
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_takes_it(own_shard: Shard) -> None:
     with full(own_shard):
         announced(own_shard, sweeps=True, delivers=True)

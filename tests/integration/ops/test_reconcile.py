@@ -448,6 +448,7 @@ def test_what_is_found_is_counted_and_only_the_first_are_kept(shard: Shard) -> N
     assert (len(report.findings), report.found[Fault.LOST], report.truncated) == (10, 250, True)
 
 
+@pytest.mark.every_redis
 def test_repair_works_at_maxmemory(own_server: Server) -> None:
     with a_shard(own_server) as shard:
         planted = plant(shard)

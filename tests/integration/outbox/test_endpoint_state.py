@@ -150,6 +150,7 @@ def test_a_field_of_a_later_version_is_ignored(store: EndpointStateStore, client
     assert store.mute("billing", 60).muted_until > 7
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_takes_the_state(own_shard: Shard) -> None:
     store = EndpointStateStore(own_shard)
     with full(own_shard):

@@ -165,6 +165,7 @@ def test_filters_that_differ_for_long(shard: Shard, client: redis.Redis, process
     assert read_filters(shard).difference("hook", now + 90_000) == ""
 
 
+@pytest.mark.every_redis
 def test_filters_are_noted_at_maxmemory(shard: Shard, process: Callable[..., Process]) -> None:
     old = process("old", "a")
     with full(shard):

@@ -84,6 +84,7 @@ def test_the_last_event_tells_that_the_clock_was_set_back(shard: Shard, client: 
     assert correct_moments(shard) > HOUR
 
 
+@pytest.mark.every_redis
 def test_in_a_full_redis_and_without_the_right_to_write(own_shard: Shard) -> None:
     client = own_shard.client
     note(client, PROCESSES, "p", '{"at":AHEAD}')

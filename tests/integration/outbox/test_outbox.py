@@ -152,6 +152,7 @@ def test_the_group_vanishes_before_the_first_measurement(stream: Outbox, client:
     assert ids(stream.read(GROUP, 10)) == ids(entries)
 
 
+@pytest.mark.every_redis
 def test_a_group_is_made_in_a_full_redis(own_shard: Shard) -> None:
     """Else the events before the next start of an endpoint that is new would never be delivered."""
     stream, client = Outbox(own_shard, "us"), own_shard.client
@@ -626,6 +627,7 @@ def calls(client: redis.Redis) -> int:
     return sum(row["calls"] for name, row in rows.items() if name.startswith("cmdstat_eval"))
 
 
+@pytest.mark.every_redis
 def test_bury_in_a_full_redis(own_shard: Shard) -> None:
     stream, client = Outbox(own_shard, "us"), own_shard.client
     (entry,) = taken(stream, client)

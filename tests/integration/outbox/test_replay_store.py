@@ -35,6 +35,7 @@ def group(client: redis.Redis) -> dict[str, Any] | None:
     return streams.groups(client, EVENTS.encode()).get(GROUP.encode())
 
 
+@pytest.mark.every_redis
 def test_it_begins_is_cancelled_and_ends_on_a_full_redis(store: ReplayStore, shard: Shard, client: redis.Redis) -> None:
     meant = note(add(client))
     with full(shard):

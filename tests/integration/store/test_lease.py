@@ -180,6 +180,7 @@ def test_each_job_has_its_own(shard: Shard) -> None:
     assert Lease(shard, "trim", LONG).acquire()
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_is_swept_without(own_shard: Shard) -> None:
     ours, theirs = Replica(own_shard, SHORT), Replica(own_shard, SHORT)
     with full(own_shard):

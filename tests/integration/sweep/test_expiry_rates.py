@@ -172,6 +172,7 @@ def test_a_key_of_another_type_costs_the_counts_and_nothing_else(
     assert "WRONGTYPE" in caplog.records[-1].__dict__["error"]
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_counts_and_announces(expire: Expire, shard: Shard, client: redis.Redis) -> None:
     with full(shard):
         assert [expire(window, 1) for window in range(3)] == [0, 0, 0]

@@ -111,6 +111,7 @@ def test_the_servers_clock_may_be_set_back(shard: Shard) -> None:
     assert tick.at == tick.earlier_at == pytest.approx(1_600_000_000_000, abs=60_000)
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_takes_the_note(own_shard: Shard) -> None:
     board = LastSweepStore(own_shard, KIND)
     with full(own_shard):

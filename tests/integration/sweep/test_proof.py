@@ -234,6 +234,7 @@ def refuse_memory(world: World) -> Callable[[], object]:
     return lambda: world.client.config_set("maxmemory", 0)
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_keeps_no_proof_and_sweeps(world: World) -> None:
     world.hold(30)
     world.orphans(5)

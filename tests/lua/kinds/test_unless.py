@@ -159,6 +159,7 @@ def test_a_script_reads_the_key_too(client: redis.Redis) -> None:
     assert (seats.run().outcome, seats.run().detail) == ("skipped", "runs")
 
 
+@pytest.mark.every_redis
 @FORMS
 def test_a_full_redis_takes_it(redis_binary: Binary, form: str) -> None:
     with Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server:

@@ -38,7 +38,7 @@ redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # What an example does takes as long as Redis and its clock take. Each run draws anew, from a seed that it prints.
-hypothesis.settings.register_profile("ci", max_examples=100, deadline=None)
+hypothesis.settings.register_profile("ci", max_examples=50, deadline=None)
 TRIES = int(os.environ.get("SWEEPERD_TEST_TRIES", "1000"))
 hypothesis.settings.register_profile("thorough", max_examples=TRIES, deadline=None)
 hypothesis.settings.load_profile("ci")
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 #: Most tests wait for processes, so there are more workers than cores.
-WORKERS = 8
+WORKERS = 6
 
 
 def pytest_xdist_auto_num_workers() -> int:

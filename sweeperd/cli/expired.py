@@ -158,7 +158,6 @@ def _follow(readers: list[ExpiryReader], write: Writer) -> None:
 
 
 def writer(output: Output, form: str) -> Writer:
-    """`form`: table, csv or jsonl."""
     if form == "table":
         click.secho(output.first_line(), dim=True)
     else:

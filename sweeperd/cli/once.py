@@ -29,7 +29,6 @@ PUSH_TIMEOUT = 10.0
 
 
 def run(options: Options, once: OnceOptions) -> int:
-    """Returns the exit code."""
     show = sys.stderr.isatty() and not options.as_json
     # A log line for each expiry would break the progress bar.
     settings = options.settings(default_level="warning" if show else None)

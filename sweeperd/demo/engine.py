@@ -24,7 +24,6 @@ class Interrupt:
         self.number = 0
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal; returns whether one came."""
         return self._received.wait(seconds)
 
     def __enter__(self) -> "Interrupt":
@@ -37,7 +36,6 @@ class Interrupt:
             signal.signal(number, handler)
 
     def conclude(self, echo: Callable[[str], None]) -> int:
-        """Returns the exit code."""
         echo("\nInterrupted. The daemon has stopped, and the demo's Redis is removed.")
         return 128 + self.number
 

@@ -37,7 +37,6 @@ class Receiver:
         self._server.server_close()
 
     def _take(self, body: bytes, headers: dict[str, str]) -> int:
-        """Returns the response status."""
         try:
             name: str = self._webhook.verify(body, headers)["data"]["reservation_id"]
         except (WebhookVerificationError, ValueError, KeyError, TypeError):

@@ -88,7 +88,6 @@ class WebServer:
         return self._thread.is_alive()
 
     def allow(self, http: HttpSettings) -> None:
-        """Change who is served."""
         self._hosts = AllowedHosts(http.hosts)
         self._entries = http.entries
 

@@ -25,6 +25,7 @@ def test_prometheus_understands_the_rules() -> None:
     promtool("check", "rules", "--lint=all", "--lint-fatal", RULES)
 
 
+@pytest.mark.slow
 @needs_promtool
 @pytest.mark.parametrize("file", RULE_TESTS, ids=lambda file: file.name)
 def test_the_cases_of_the_alerts_hold(file: object) -> None:

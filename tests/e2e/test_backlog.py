@@ -33,7 +33,7 @@ def test_memory_does_not_grow_with_the_backlog(server: Server, client: redis.Red
 
 
 def peak_memory(server: Server, client: redis.Redis, entries: int) -> int:
-    """Of one `--once` that drains so many entries, in the kernel's account of the process."""
+    """The peak memory of a `--once` that drains this many entries, as the kernel measures it."""
     client.flushall()
     reserve(client, [f"{number:036d}" for number in range(entries)])
     process = subprocess.Popen(

@@ -19,7 +19,7 @@ from tests.support.harness import daemon, environment, eventually, once, reserve
 from tests.support.servers import Server
 from tests.support.streams import delivery_id, entries, parse_rfc3339
 
-#: What differs by intention: the moment of expiry in place of the deadline, and further fields.
+#: What differs on purpose: the time of expiry instead of the deadline, and further fields.
 OURS = {"expired_at", "expires_at", "grace_ms", "missing_budgets", "closed_budgets"}
 
 

@@ -142,7 +142,7 @@ def test_the_books_are_in_the_log(server: Server, client: redis.Redis) -> None:
     assert done.returncode == 0
     lines = {}
     for line in map(json.loads, done.stderr.splitlines()):
-        # What needs a person has a line of its own; the others of one outcome share theirs.
+        # What needs an operator has its own line; other entries of one outcome share a line.
         for told in line.get("reservations", [line]):
             if "reservation_id" in told:
                 lines[told["reservation_id"]] = line | told

@@ -23,7 +23,7 @@ from tests.support.harness import Daemon, daemon, environment, eventually, reser
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
-pytestmark = [needs_browser]
+pytestmark = [needs_browser, pytest.mark.slow]
 
 PHONE, DESK = 360, 1200
 
@@ -125,7 +125,7 @@ def test_a_hung_redis_keeps_nobody_from_the_page(browser: Browser, tmp_path: Pat
             page = browser.open(f"http://{running.address}/")
             eventually(lambda: answers(page) == ["Yes", "Yes", "No"])
             os.kill(server.pid, signal.SIGSTOP)
-            # A refresh may be under way or come yet; after that the status only gets older, and is shown all the same.
+            # After a refresh that is under way, the status only gets older, and is still shown.
             eventually(lambda: age(running) > 2)
             assert answers(page) == ["Yes", "Yes", "No"]
             os.kill(server.pid, signal.SIGCONT)

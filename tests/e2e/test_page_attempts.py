@@ -12,7 +12,7 @@ from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
 
-pytestmark = [needs_browser]
+pytestmark = [needs_browser, pytest.mark.slow]
 
 #: The rows of an endpoint: its own, and the one below with the details.
 ROWS = "[...document.querySelectorAll('tbody tr:not(.drill)')]"

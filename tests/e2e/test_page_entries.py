@@ -245,6 +245,7 @@ def follow(page: Page, text: str) -> None:
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1200])
 def test_from_a_search_to_an_entry(
     browser: Browser, server: Server, client: redis.Redis, tmp_path: Path, width: int
@@ -285,6 +286,7 @@ def test_from_a_search_to_an_entry(
 
 
 @needs_browser
+@pytest.mark.slow
 def test_lists_lead_to_entries_and_to_older_rows(
     browser: Browser, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -317,6 +319,7 @@ def test_lists_lead_to_entries_and_to_older_rows(
 
 
 @needs_browser
+@pytest.mark.slow
 def test_hostile_texts_are_text_and_stay_one_id(
     browser: Browser, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -352,6 +355,7 @@ def test_hostile_texts_are_text_and_stay_one_id(
 
 
 @needs_browser
+@pytest.mark.slow
 def test_elsewhere_the_page_says_how_to_reach_it(
     browser: Browser, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

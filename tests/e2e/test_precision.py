@@ -15,7 +15,7 @@ from tests.support.books import Property, check, read
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve, server_time
 from tests.support.servers import Server
 
-#: No test lasts so long.
+#: Longer than any test.
 INTERVAL = "10m"
 #: How long a daemon is watched that must do nothing, seconds.
 WATCHED = 1.5

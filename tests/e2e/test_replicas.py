@@ -111,7 +111,7 @@ def test_once_sweeps_as_soon_as_the_lease_is_free(server: Server, client: redis.
     client.config_resetstat()
 
     def refused() -> bool:
-        """Whether the run has asked for the lease in vain."""
+        """Whether the run has failed to take the lease."""
         return int(client.info("commandstats").get("cmdstat_set", {}).get("calls", 0)) >= 2
 
     with ThreadPoolExecutor(1) as pool:
@@ -167,7 +167,7 @@ class Fleet:
 
 
 class Watch:
-    """Samples what is due, in a thread of its own: the greatest age, and the longest time without any progress."""
+    """Samples the age of due entries in a thread, and the longest time without progress."""
 
     def __init__(self, url: str) -> None:
         self._client: Any = redis.Redis.from_url(url)
@@ -265,7 +265,7 @@ def test_replicas_are_killed_and_join_while_they_drain(tmp_path: Path) -> None:
 
 
 def replica(url: str, receiver: Receiver, directory: Path) -> contextlib.AbstractContextManager[Daemon]:
-    """A daemon that delivers to a receiver of its own."""
+    """A daemon that delivers to this receiver."""
     waits = {"webhooks__redelivery_initial": "200ms", "webhooks__redelivery_max": "200ms", "webhooks__timeout": "100s"}
     endpoints = [{"name": "hook", "url": receiver.url}]
     env = environment(url, endpoints=endpoints, webhooks__attempts=1, sweep__interval="100ms", **waits)

@@ -112,7 +112,7 @@ def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
             )
 
         def settle(running: Daemon, signatures: int, reloads: int) -> None:
-            """Wait until each endpoint has had enough requests, all with so many signatures."""
+            """Wait until each endpoint has received enough requests with this number of signatures."""
             eventually(lambda: len(running.logged("reloaded")) == reloads)
             wanted = [signatures] * ENOUGH
             for each in (singles, batches):

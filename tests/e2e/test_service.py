@@ -219,7 +219,7 @@ def test_a_storm_of_signals_ends_with_the_last_file(
 def test_reloads_leave_no_thread_and_no_connection(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
 ) -> None:
-    """Each life of the daemon opens connections of its own, to Redis, over TLS and without it."""
+    """Each reload opens new connections to Redis and to endpoints, with and without TLS."""
     authority = Authority(tmp_path)
     with Receiver() as plain, Receiver(tls=authority.server()) as tls, Receiver() as other:
         ca = f'ca = "{authority.ca()}"'

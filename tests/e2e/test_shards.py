@@ -65,7 +65,7 @@ def test_one_dead_shard_delays_no_other_and_catches_up(shards: Shards, tmp_path:
         with daemon(env, tmp_path) as running:
             eventually(lambda: all(sweeps(running, name) for name in NAMES))
             assert running.get("/readyz") == (200, "ok\n")
-            # The same ids on all of them: they are different reservations all the same.
+            # The same ids on each shard are different reservations.
             for client in shards.clients.values():
                 reserve(client, ["before 1", "before 2"])
             eventually(lambda: all(expired(running, name) == 2 for name in NAMES))

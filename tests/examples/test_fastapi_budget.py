@@ -89,6 +89,7 @@ def spent(ledger: Ledger) -> int:
     return spent
 
 
+@pytest.mark.slow
 def test_two_hundred_streams_of_which_a_third_is_cut(app: App, ledger: Ledger, server: Server, tmp_path: Path) -> None:
     with daemon(environment(server.url, sweep__interval="100ms", sweep__grace="0s"), tmp_path):
         came = dict(asyncio.run(app.streams(STREAMS)))

@@ -37,7 +37,7 @@ def test_redis_is_not_there_at_start(redis_binary: Binary, tmp_path: Path) -> No
 
 
 def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp_path: Path) -> None:
-    total, kills = 3000, 3
+    total, kills = 1000, 2
     with Subscribers() as subscribers, Server(redis_binary, AOF) as server:
         env = environment(
             server.url, sweep__interval="100ms", sweep__pipeline_depth=10, endpoints=subscribers.endpoints
@@ -62,7 +62,7 @@ def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp
 
 
 def test_the_script_cache_is_flushed_while_it_drains(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    total = 5000
+    total = 2000
     env = environment(server.url, sweep__interval="100ms", sweep__pipeline_depth=5, sweep__batch_size=100)
     with daemon(env, tmp_path) as running:
         reserve(client, [str(number) for number in range(total)])

@@ -49,12 +49,18 @@ def scopes_of(json_array: bytes) -> list[bytes]:
 @functools.cache
 def frozen(at: int, name: str = "sweep/expire") -> Script:
     """The script with its one reading of TIME replaced by a fixed one, for edges that a moving clock can't hit."""
-    script = Script(name)
+    return frozen_text(at, name, Script(name).source)
+
+
+@functools.cache
+def frozen_text(at: int, name: str, text: str, readings: int = 1) -> Script:
+    """The same of a script with this text, which reads TIME so often."""
     # The last 999 microseconds of the millisecond: rounding up would be seen.
     reading = f"({{'{at // 1000}', '{at % 1000 * 1000 + 999}'}})"
-    script.source, count = re.subn(r"\b[\w.]*call\('TIME'\)", reading, script.source)
-    assert count == 1, "the script reads TIME in one place"
-    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
+    source, count = re.subn(r"\b[\w.]*call\('TIME'\)", reading, text)
+    assert count == readings, "the script reads TIME in one place"
+    script = Script(name, source)
+    script.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
     return script
 
 

@@ -1,10 +1,7 @@
 """A ledger on a real server, its clock frozen if a test asks for that, and a snapshot of the whole server."""
 
 import contextlib
-import functools
-import hashlib
 import itertools
-import re
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -13,7 +10,7 @@ from sweeperd.config import RedisSettings
 from sweeperd.ledger import Balance, Committed, Debited, Extended, Ledger, Name, OveragePolicy, Released, Reserved
 from sweeperd.store import Shard
 from sweeperd.store.scripts import Script
-from tests.lua.builders import NOW, SCOPES, World
+from tests.lua.builders import NOW, SCOPES, World, frozen_text
 from tests.support.servers import Server
 
 MINUTE = timedelta(minutes=1)
@@ -30,16 +27,14 @@ def ms(milliseconds: int) -> timedelta:
     return timedelta(milliseconds=milliseconds)
 
 
-@functools.cache
+#: The scripts that do not ask what time it is.
+TIMELESS = {"budget", "get", "open_budget"}
+
+
 def frozen(name: str, at: int) -> Script:
-    """The script with its one reading of TIME replaced by a fixed one."""
+    """The script on a clock that stands still."""
     script = Script(f"ledger/{name}")
-    # The last 999 microseconds of the millisecond: rounding up would be seen.
-    reading = f"({{'{at // 1000}', '{at % 1000 * 1000 + 999}'}})"
-    script.source, count = re.subn(r"redis\.call\('TIME'\)", reading, script.source)
-    assert count == (name not in {"budget", "get", "open_budget"}), "the script reads TIME in one place"
-    script.sha = hashlib.sha1(script.source.encode(), usedforsecurity=False).hexdigest()
-    return script
+    return frozen_text(at, script.name, script.source, readings=name not in TIMELESS)
 
 
 class Book:

@@ -18,11 +18,10 @@ from tests.lua.builders import (
     scopes_of,
 )
 
-pytestmark = pytest.mark.every_redis
-
 FINAL_STATES = ["COMMITTED", "RELEASED", "EXPIRED"]
 
 
+@pytest.mark.every_redis
 def test_not_found_removes_the_index_entry_alone(world: World) -> None:
     world.client.delete(world.keys.reservation(RID))
     before = world.snapshot()
@@ -37,6 +36,7 @@ def test_not_found_does_not_read_the_hash_under_the_bare_id(world: World) -> Non
     assert world.snapshot() == world.without_index_entry(before)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("state", FINAL_STATES)
 def test_skipped_removes_the_index_entry_alone(world: World, state: str) -> None:
     world.reservation(state=state)
@@ -56,6 +56,7 @@ def test_what_is_gone_or_final_and_not_in_the_index_changes_nothing(world: World
     assert world.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_not_due_moves_the_index_entry_to_the_hash_s_deadline(world: World) -> None:
     world.reservation(expires_at=FAR_FUTURE)
     before = world.snapshot()
@@ -72,6 +73,7 @@ def test_in_grace_changes_nothing(world: World) -> None:
     assert world.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_quarantined_on_the_real_clock(world: World) -> None:
     # The frozen clock shows which time is written; this shows that it is Redis's.
     world.reservation(state="LIMBO")
@@ -83,6 +85,7 @@ def test_quarantined_on_the_real_clock(world: World) -> None:
     assert int(world.client.hget(world.keys.reservation(RID), "quarantined_at")) == score
 
 
+@pytest.mark.every_redis
 def test_expired_changes_the_hash_its_budgets_the_index_and_the_stream_alone(world: World) -> None:
     before = world.snapshot()
     reply = world.expire(at=NOW)
@@ -98,6 +101,7 @@ def test_expired_changes_the_hash_its_budgets_the_index_and_the_stream_alone(wor
     assert len(world.events()) == 1
 
 
+@pytest.mark.every_redis
 def test_expired_on_the_real_clock(world: World) -> None:
     earliest = world.now()
     outcome, _, lag, _, _ = world.expire()
@@ -153,6 +157,7 @@ def test_a_second_call_changes_nothing(world: World) -> None:
         assert world.snapshot() == after_first
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("retention", [60_000, RETENTION, 10 * 365 * 86_400_000])
 @pytest.mark.parametrize("had_a_ttl", [False, True])
 def test_the_expired_hash_gets_the_audit_retention(world: World, retention: int, had_a_ttl: bool) -> None:
@@ -253,6 +258,7 @@ def test_the_budget_of_another_unit_is_left_alone(world: World) -> None:
     assert world.amounts(SCOPES[0]) == (b"1000", b"5000")
 
 
+@pytest.mark.every_redis
 def test_a_flushed_script_cache_is_refilled(world: World) -> None:
     world.client.script_flush()
     assert world.expire()[0] == b"expired"

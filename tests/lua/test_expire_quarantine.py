@@ -100,17 +100,22 @@ def test_missing_scopes(world: World) -> None:
     world.check_quarantined(b"MISSING_SCOPES")
 
 
-@pytest.mark.parametrize("field", ["budgeted_scopes", "affected_scopes"])
+MALFORMED: list[Value] = [
+    *("", " ", "[]", "[ ]", "{}", "not-json", "null", "true", "123", '"tenant:acme"', "tenant:acme", "['a']"),
+    *('{"1":"tenant:acme"}', '{"a":["tenant:acme"]}', "[123]", "[1.5]", "[NaN]", "[true]", "[null]", "[[]]"),
+    *('["tenant:acme",null]', '[null,"tenant:acme"]', '["tenant:acme",123]', '["tenant:acme",false]'),
+    *('[""]', '["tenant:acme",""]', '[["tenant:acme"]]', '["tenant:acme",["a"]]', '[{"a":1}]', "[" * 2000),
+    *('["tenant:acme"] trailing', '["tenant:acme"],', '["tenant:acme"]["a"]', '["tenant:acme"', '["tenant:acme'),
+    *('["tenant:acme",]', '[,"tenant:acme"]', '["tenant:acme" "a"]', '"tenant:acme"]', '["\\x"]', '["\\ud800"]'),
+    *(b"\xff", b"[\xff]", b"\x00", b'\xef\xbb\xbf["tenant:acme"]', b'["tenant:acme"]\x00["a"]'),
+]
+
+
 @pytest.mark.parametrize(
-    "value",
+    ("field", "value"),
     [
-        *("", " ", "[]", "[ ]", "{}", "not-json", "null", "true", "123", '"tenant:acme"', "tenant:acme", "['a']"),
-        *('{"1":"tenant:acme"}', '{"a":["tenant:acme"]}', "[123]", "[1.5]", "[NaN]", "[true]", "[null]", "[[]]"),
-        *('["tenant:acme",null]', '[null,"tenant:acme"]', '["tenant:acme",123]', '["tenant:acme",false]'),
-        *('[""]', '["tenant:acme",""]', '[["tenant:acme"]]', '["tenant:acme",["a"]]', '[{"a":1}]', "[" * 2000),
-        *('["tenant:acme"] trailing', '["tenant:acme"],', '["tenant:acme"]["a"]', '["tenant:acme"', '["tenant:acme'),
-        *('["tenant:acme",]', '[,"tenant:acme"]', '["tenant:acme" "a"]', '"tenant:acme"]', '["\\x"]', '["\\ud800"]'),
-        *(b"\xff", b"[\xff]", b"\x00", b'\xef\xbb\xbf["tenant:acme"]', b'["tenant:acme"]\x00["a"]'),
+        *(("budgeted_scopes", value) for value in MALFORMED),
+        *(("affected_scopes", value) for value in ("", "[]", "{}", "[123]", '[""]', b"\xff")),
     ],
 )
 def test_malformed_scopes(world: World, field: str, value: Value) -> None:
@@ -136,8 +141,10 @@ def test_budget_without_a_field(world: World, scope: str, fields: list[str]) -> 
     world.check_quarantined(b"INVALID_BUDGET")
 
 
-@pytest.mark.parametrize("value", BAD_INT64)
-@pytest.mark.parametrize("field", ["reserved", "remaining"])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*(("reserved", value) for value in BAD_INT64), *(("remaining", value) for value in BAD_INT64[::6])],
+)
 def test_budget_that_is_no_int64(world: World, field: str, value: Value) -> None:
     world.client.hset(world.budget_key(SCOPES[1]), field, value)
     world.check_quarantined(b"INVALID_BUDGET")
@@ -230,8 +237,14 @@ def damaged(world: World) -> World:
     return world
 
 
-@pytest.mark.parametrize("state", ["COMMITTED", "RELEASED", "EXPIRED"])
-@pytest.mark.parametrize("fields", [ALL_DAMAGED, *LATER_DAMAGE])
+@pytest.mark.parametrize(
+    ("state", "fields"),
+    [
+        *(("COMMITTED", fields) for fields in (ALL_DAMAGED, *LATER_DAMAGE)),
+        ("RELEASED", ALL_DAMAGED),
+        ("EXPIRED", ALL_DAMAGED),
+    ],
+)
 def test_a_final_state_wins_over_all_damage(damaged: World, state: str, fields: dict[str, Any]) -> None:
     damaged.reservation(**{**fields, "state": state})
     before = damaged.snapshot()

@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -21,8 +21,6 @@ from tests.lua.builders import (
     seed,
 )
 from tests.support.servers import Binary, Server
-
-pytestmark = pytest.mark.every_redis
 
 #: Turns the overdue reservation into a case of each outcome.
 ARRANGE: dict[str, Callable[[World], object]] = {
@@ -63,8 +61,8 @@ def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("case", ARRANGE)
-@pytest.mark.parametrize("loaded", [True, False], ids=["script cached", "script not cached"])
+@pytest.mark.every_redis
+@pytest.mark.parametrize(("case", "loaded"), [*((case, True) for case in ARRANGE), ("expired", False)])
 def test_it_works_at_maxmemory(server_to_fill: Server, case: str, loaded: bool) -> None:
     with redis.Redis.from_url(server_to_fill.url, protocol=2) as client:
         world, results = World(client), []
@@ -89,13 +87,18 @@ def test_it_works_at_maxmemory(server_to_fill: Server, case: str, loaded: bool) 
 # Checks before writes
 
 
-@pytest.mark.parametrize("kind", ["string", "hash"])
 @pytest.mark.parametrize(
-    ("key", "case"),
+    ("key", "case", "kind"),
     [
-        *(("events", case) for case in cases("expired")),
-        *(("quarantine", case) for case in cases("quarantined")),
-        *(("reservation_index", case) for case in cases("expired", "quarantined", "not_due", "skipped", "not_found")),
+        *(("events", case, "string") for case in cases("expired")),
+        *(("quarantine", case, "hash") for case in cases("quarantined")),
+        *(
+            ("reservation_index", case, "string")
+            for case in cases("expired", "quarantined", "not_due", "skipped", "not_found")
+        ),
+        ("events", "expired", "hash"),
+        ("quarantine", "quarantined, INVALID_STATE", "string"),
+        ("reservation_index", "expired", "hash"),
     ],
 )
 def test_a_key_of_the_wrong_type_fails_the_call_before_it_has_written(
@@ -115,6 +118,7 @@ def test_a_key_of_the_wrong_type_fails_the_call_before_it_has_written(
         assert world.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_an_event_stream_that_takes_no_more_fails_the_call_and_changes_nothing(world: World) -> None:
     # Its last id is the greatest there is (somebody added an entry by hand), so XADD always fails.
     world.client.xadd(world.keys.events, {"by": "hand"}, id="18446744073709551615-18446744073709551615")
@@ -138,16 +142,19 @@ CJSON = {
 }
 
 
-@pytest.mark.parametrize("setting", CJSON)
-def test_settings_of_cjson_are_no_matter(world: World, setting: str) -> None:
+@pytest.mark.every_redis
+def test_settings_of_cjson_are_no_matter(world: World) -> None:
     """Any client may change them for all scripts of the server."""
-    known = f"if cjson.{setting.partition('(')[0]} then cjson."
+
+    def change(settings: Iterable[str]) -> None:
+        world.client.eval(" ".join(f"if cjson.{each.partition('(')[0]} then cjson.{each} end" for each in settings), 0)
+
     world.client.delete(world.budget_key(SCOPES[0]))
     try:
-        world.client.eval(f"{known}{setting} end", 0)
+        change(CJSON)
         reply = world.expire()
     finally:
-        world.client.eval(f"{known}{CJSON[setting]} end", 0)
+        change(CJSON.values())
     assert (reply[0], reply[3]) == (b"expired", json_bytes(SCOPES[0]))
 
 
@@ -183,8 +190,17 @@ def test_ids_pass_through_the_other_outcomes_unharmed(world: World, rid: bytes) 
     assert set(world.client.zrange(world.keys.reservation_index, 0, -1)) == {RID, b"bystander"}
 
 
-@pytest.mark.parametrize("tenant", [b"", b"\xff\xfe", b"a b\nc:d", b"\x00", b"[]", "зона".encode()])
-@pytest.mark.parametrize("unit", [b"\xff\xfe", b"A B", b"A:B\n", b"\x00", b"{unit}", b"%d"])
+@pytest.mark.parametrize(
+    ("tenant", "unit"),
+    [
+        (b"", b"\xff\xfe"),
+        (b"\xff\xfe", b"A B"),
+        (b"a b\nc:d", b"A:B\n"),
+        (b"\x00", b"\x00"),
+        (b"[]", b"{unit}"),
+        ("зона".encode(), b"%d"),
+    ],
+)
 def test_tenants_and_units_pass_through_unharmed(world: World, tenant: bytes, unit: bytes) -> None:
     world.reservation(tenant=tenant, estimate_unit=unit, scope_path=tenant)
     world.budget(SCOPES[0], unit)
@@ -238,6 +254,7 @@ def restricted(server: Server, client: redis.Redis) -> Iterator["redis.Redis"]:
     client.execute_command("ACL", "DELUSER", "fenced")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("case", ARRANGE)
 def test_with_a_prefix_only_its_keys_are_touched(client: redis.Redis, restricted: redis.Redis, case: str) -> None:
     unprefixed, prefixed = seed(World(client)), seed(World(client, PREFIX))
@@ -336,6 +353,7 @@ def as_user(server: Server, client: redis.Redis) -> Iterator[Callable[..., World
 RESERVATIONS, BUDGETS = "reservation:res_*", "budget:*"
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     ("case", "writable", "readable"),
     [
@@ -373,6 +391,7 @@ WRITES = {
 REFUSED = r"(?i)no right to|no permissions|can't run|can't access"
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(("case", "command"), [(case, command) for case in WRITES for command in WRITES[case]])
 def test_a_command_that_is_refused_moves_nothing(
     world: World, as_user: Callable[..., World], case: str, command: str
@@ -400,6 +419,7 @@ KEYS = {
 }
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("readable", [False, True], ids=["no key", "read only"])
 @pytest.mark.parametrize(("key", "case"), [(key, case) for key in KEYS for case in KEYS[key]])
 def test_a_key_that_is_refused_moves_nothing(
@@ -419,6 +439,7 @@ def test_a_key_that_is_refused_moves_nothing(
     assert len(world.events()) == (outcome_of(case) == b"expired")
 
 
+@pytest.mark.every_redis
 def test_a_key_of_another_type_is_set_aside_without_the_right_to_write_hashes(
     world: World, as_user: Callable[..., World]
 ) -> None:
@@ -439,6 +460,7 @@ def test_the_calls_of_a_pipeline_do_not_disturb_each_other(world: World) -> None
     assert len(world.events()) == 19
 
 
+@pytest.mark.every_redis
 def test_rivals_release_each_entry_once(server: Server, world: World) -> None:
     ids = [b"%d" % number for number in range(500)]
     with world.batch() as batch:

@@ -9,8 +9,6 @@ import pytest
 from sweeperd.store.scripts import Call
 from tests.lua.builders import NOW, World, frozen
 
-pytestmark = pytest.mark.every_redis
-
 GRACE = 5000
 
 
@@ -79,6 +77,7 @@ def test_a_page_that_is_not_all_in_grace_is_whole(world: World, overdue: tuple[i
     assert scanned(world, 2) == [entries, ends, b"1" if len(overdue) == 2 else b"0", b""]
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     ("entries", "ends", "unchanged"),
     [

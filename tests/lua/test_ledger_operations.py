@@ -26,8 +26,6 @@ from tests.lua.builders import NOW, RETENTION, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book, ms
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.every_redis
-
 IF_AVAILABLE, OVERDRAFT = OveragePolicy.ALLOW_IF_AVAILABLE, OveragePolicy.ALLOW_WITH_OVERDRAFT
 
 
@@ -55,6 +53,7 @@ def both(remaining: int, reserved: int = 0, spent: int = 0, **other: Any) -> tup
     return tuple(balance(scope, remaining, reserved, spent, **other) for scope in SCOPES)
 
 
+@pytest.mark.every_redis
 def test_a_budget_opens_whole(book: Book) -> None:
     opened = book.ledger.open_budget("s", "USD", 5, 7)
     assert opened == book.ledger.budget("s", "USD")
@@ -73,6 +72,7 @@ def test_a_budget_opens_whole(book: Book) -> None:
     }
 
 
+@pytest.mark.every_redis
 def test_reserve(book: Book) -> None:
     done = book.reserve(
         100,
@@ -134,6 +134,7 @@ def test_nothing_can_be_reserved(book: Book) -> None:
     assert book.commit(rid, 0).balances == both(1000)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(("used", "left"), [(0, 1000), (1, 999), (99, 901), (100, 900)])
 def test_commit_within_the_estimate(book: Book, used: int, left: int) -> None:
     rid = book.reserve(100).reservation_id.encode()
@@ -194,6 +195,7 @@ def test_commit_charges_the_estimate_at_least(book: Book) -> None:
     assert [(b.remaining, b.spent, b.is_over_limit) for b in done.balances] == [(-5, 1000, True), (0, 1000, True)]
 
 
+@pytest.mark.every_redis
 def test_commit_into_debt(book: Book) -> None:
     book.open("deep", overdraft_limit=1000)
     book.event(600, ["deep"])
@@ -268,6 +270,7 @@ def test_what_was_done_before_its_tenant_was_closed_is_answered_again(book: Book
     book.client.delete(book.keys.tenant(b"acme"))
 
 
+@pytest.mark.every_redis
 def test_release(book: Book) -> None:
     rid = book.reserve(100).reservation_id.encode()
     book.freeze(NOW + 10)
@@ -279,6 +282,7 @@ def test_release(book: Book) -> None:
     check_ended(book, rid)
 
 
+@pytest.mark.every_redis
 def test_extend(book: Book) -> None:
     rid = book.reserve(100, max_extensions=2).reservation_id.encode()
     deadline = NOW + MINUTE_MS
@@ -301,6 +305,7 @@ def test_extend_mends_the_index(book: Book) -> None:
     assert book.deadline(rid) == NOW + 2 * MINUTE_MS
 
 
+@pytest.mark.every_redis
 def test_event(book: Book) -> None:
     done = book.event(100, [*SCOPES, "no:budget"])
     assert done == Debited(100, 0, NOW, both(900, 0, 100), ("no:budget",))
@@ -414,6 +419,7 @@ def test_the_default_grace_is_the_ledger_s(book: Book) -> None:
     assert 0 < book.client.pttl(book.keys.reservation(rid)) <= 3_600_000
 
 
+@pytest.mark.every_redis
 def test_on_the_clock_of_the_server(server: Server) -> None:
     with a_book(server) as book:
         book.open(*SCOPES)
@@ -427,6 +433,7 @@ def test_on_the_clock_of_the_server(server: Server) -> None:
         assert earliest <= book.event().debited_at <= book.world.now()
 
 
+@pytest.mark.every_redis
 def test_a_reservation_is_read_as_it_stands(book: Book) -> None:
     subject, action, metadata = {"tenant": "acme"}, {"kind": "llm", "name": "gpt"}, {"a": "é"}
     held = book.reserve(

@@ -131,7 +131,7 @@ def allow(client: redis.Redis, *changes: str) -> None:
 
 def nothing_moves(name: str, limited: redis.Redis, client: redis.Redis, problem: str) -> None:
     before = world(client)
-    for _ in range(3):
+    for _ in range(2):
         with pytest.raises(redis.ResponseError, match=problem):
             Script(name).run(limited, Call(CASES[name].keys, CASES[name].args))
         assert world(client) == before
@@ -148,11 +148,6 @@ def acts_once(name: str, limited: redis.Redis, client: redis.Redis) -> None:
 
 
 REFUSED = "(?i)noperm|has no right|no permissions|can't (run this command|access at least one)|ACL failure"
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_with_all_rights_it_acts(name: str, limited: redis.Redis, client: redis.Redis) -> None:
-    acts_once(name, limited, client)
 
 
 @pytest.mark.parametrize(("name", "command"), [(name, one) for name in CASES for one in CASES[name].commands.split()])

@@ -1,7 +1,7 @@
 """
 The books are right after any operations of clients in any order, alone or at once, while a sweeper runs.
 
-100 tries each; `python -m pytest tests/property --hypothesis-profile thorough` makes 1,000.
+50 tries each; `python -m pytest tests/property --hypothesis-profile thorough` makes 1,000.
 """
 
 from collections.abc import Iterator, Sequence

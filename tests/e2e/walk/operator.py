@@ -64,7 +64,7 @@ class Operator:
         return {each["endpoint"]: each["state"] for each in self.status()["endpoints"]}
 
     def on_terminal(self, *arguments: str, answers: Sequence[str] = (), columns: int = 80) -> Ended:
-        """As a process on a terminal of its own; each answer is typed when the command asks its next question."""
+        """Run a process on a new terminal, and type each answer when the command asks."""
         with Terminal(self.env, arguments, columns) as terminal:
             for answer in answers:
                 terminal.answer(answer)
@@ -72,7 +72,7 @@ class Operator:
 
 
 class Terminal:
-    """A command on a terminal of so many columns."""
+    """A command on a terminal of this width."""
 
     def __init__(self, env: Mapping[str, str], arguments: Sequence[str], columns: int) -> None:
         self._ours, theirs = os.openpty()

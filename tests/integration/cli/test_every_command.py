@@ -52,7 +52,7 @@ LINES = [
     ["replay", "--endpoint", "billing", "--since", "1h", "--detach", "--yes"],
     ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"],
 ]
-#: Commands whose output has a form of its own.
+#: Commands with their own output format.
 OTHERS = [["expired", "--format", "csv"], ["expired", "--json"], ["expired", "--count"], ["endpoints", "keys"]]
 #: Commands that use no Redis of the settings; and `acl`, which names each Redis with its line.
 WITHOUT = {"acl", "demo", "prove", "endpoints keygen"}

@@ -111,7 +111,7 @@ def test_an_event_and_a_batch_are_found_by_the_ids_that_receivers_know(sweeperd:
         (shard,) = sweeperd("show", text, "--json", **settings).document["shards"]
         assert (shard["id"], shard["event"]["webhook_id"]) == ("r2", event.event_id)
         assert {each["endpoint"] for each in shard["event"]["attempts"]} >= {"many"}
-    # A hash that is gone, and an id that was used again: the event is shown all the same.
+    # The event is shown even if the hash is gone or the id was reused.
     client.hset("reservation:res_r2", "expired_at", 17)
     (shard,) = sweeperd("show", event.event_id, "--json", **settings).document["shards"]
     assert shard["event"]["fields"]["id"] == "r2"

@@ -24,7 +24,7 @@ def example(pytester: pytest.Pytester, name: str) -> Path:
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """In this process: a process of its own would take a second to start."""
+    """Run in this process, because a new one takes a second to start."""
     return pytester.runpytest_inprocess(*PLUGIN, "--sweeperd-config", "config.toml", *arguments)
 
 

@@ -82,12 +82,6 @@ def test_quiet_does_not_lift_a_pause(store: EndpointStateStore) -> None:
     assert store.read("billing") == paused
 
 
-def test_quiet_follows_quiet(store: EndpointStateStore) -> None:
-    store.mute("billing", 60)
-    longer = store.mute("billing", 600)
-    assert store.read("billing") == longer
-
-
 def test_the_later_end_of_two_mutes_holds(store: EndpointStateStore) -> None:
     """Two responses with `Retry-After`, the second with a shorter one."""
     longer = store.mute("billing", 600)
@@ -133,11 +127,6 @@ def test_what_cannot_be_read_pauses_it(note: bytes, store: EndpointStateStore, c
     state = store.read("billing")
     assert state.paused
     assert KEY in state.reason
-
-
-def test_a_note_by_hand(store: EndpointStateStore, client: redis.Redis) -> None:
-    client.hset(KEY, "billing", '{"paused_at": 1, "reason": "moving house"}')
-    assert store.read("billing") == EndpointState(paused_at=1, reason="moving house")
 
 
 def test_a_field_of_a_later_version_is_ignored(store: EndpointStateStore, client: redis.Redis) -> None:

@@ -18,6 +18,7 @@ from tests.support.servers import Server
 ENDPOINTS = 200
 
 
+@pytest.mark.slow
 def test_many_endpoints_on_one_shard_stop_neither_sweep_nor_delivery(server: Server, client: redis.Redis) -> None:
     with Receiver() as receiver:
         settings = Settings.model_validate(

@@ -8,11 +8,10 @@ import redis
 from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, SEATS, Seats, scripted
 from tests.support.servers import Binary, Server
 
-pytestmark = pytest.mark.every_redis
-
 DAY = 86_400_000
 
 
+@pytest.mark.every_redis
 def test_an_overdue_hold_gives_back_once_and_says_so(seats: Seats) -> None:
     at = DEADLINE + 1
     decision = seats.run(at=at)
@@ -66,6 +65,7 @@ def test_the_edge_of_the_grace(client: redis.Redis, kind: dict[str, object], lat
     assert (seats.snapshot() == before) == (outcome != "expired")
 
 
+@pytest.mark.every_redis
 def test_not_due_sets_the_index_right(seats: Seats) -> None:
     seats.hold(expires_at=9_000_000_000_000)
     before = seats.snapshot()
@@ -74,6 +74,7 @@ def test_not_due_sets_the_index_right(seats: Seats) -> None:
     assert seats.snapshot() == before
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     ("arrange", "outcome", "detail"),
     [
@@ -93,6 +94,7 @@ def test_what_has_ended_leaves_the_index_and_nothing_else(
     assert seats.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_an_orphan_leaves_the_index_and_nothing_else(seats: Seats) -> None:
     seats.client.delete(seats.key("seats:hold:h1"))
     before = seats.snapshot()
@@ -101,6 +103,7 @@ def test_an_orphan_leaves_the_index_and_nothing_else(seats: Seats) -> None:
     assert seats.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_another_type_is_set_aside(seats: Seats) -> None:
     seats.client.delete(seats.key("seats:hold:h1"))
     seats.client.set(seats.key("seats:hold:h1"), "text")
@@ -142,6 +145,7 @@ def test_a_missing_field_is_set_aside_before_any_other_fault(
     seats.check_quarantined("MISSING_FIELD", why=field)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("kind", [SEATS, scripted(SCRIPT)], ids=["declared", "script"])
 def test_the_hash_goes_at_once_without_retention(client: redis.Redis, kind: dict[str, object]) -> None:
     seats = Seats(client, kind | {"retention": "0s"})
@@ -172,11 +176,16 @@ def test_a_counter_that_does_not_exist_is_named_and_not_made(seats: Seats) -> No
 # ---- a full Redis
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("form", ["declared", "script"])
-@pytest.mark.parametrize("case", ["expired", "quarantined", "not_due", "skipped", "not_found"])
-def test_it_works_at_maxmemory(redis_binary: Binary, form: str, case: str) -> None:
-    with Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server:
-        with redis.Redis.from_url(server.url, protocol=2) as client:
+def test_it_works_at_maxmemory(redis_binary: Binary, form: str) -> None:
+    with (
+        Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server,
+        redis.Redis.from_url(server.url, protocol=2) as client,
+    ):
+        for case in ("expired", "quarantined", "not_due", "skipped", "not_found"):
+            client.config_set("maxmemory", 0)
+            client.flushall()
             seats = Seats(client, None if form == "declared" else scripted(SCRIPT))
             seats.show(held="x" if case == "quarantined" else "5")
             seats.hold(
@@ -195,6 +204,7 @@ def test_it_works_at_maxmemory(redis_binary: Binary, form: str, case: str) -> No
 # ---- the server says no
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("key", ["sweeperd:events", "seats:ttl", "sweeperd:quarantine:seat-hold"])
 def test_a_key_of_the_wrong_type_fails_the_call_before_it_has_written(seats: Seats, key: str) -> None:
     if "quarantine" in key:
@@ -208,6 +218,7 @@ def test_a_key_of_the_wrong_type_fails_the_call_before_it_has_written(seats: Sea
         assert seats.snapshot() == before
 
 
+@pytest.mark.every_redis
 def test_an_event_stream_that_takes_no_more_changes_nothing(seats: Seats) -> None:
     seats.client.xadd("sweeperd:events", {"by": "hand"}, id="18446744073709551615-18446744073709551615")
     before = seats.snapshot()
@@ -219,6 +230,7 @@ def test_an_event_stream_that_takes_no_more_changes_nothing(seats: Seats) -> Non
 RIGHTS = ["-hset", "-zrem", "-zadd", "-xadd", "-pexpire", "-hmget"]
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("right", RIGHTS)
 def test_a_missing_right_to_a_command_moves_nothing(seats: Seats, server: Server, right: str) -> None:
     if server.binary.numbers < (7, 0):
@@ -226,6 +238,7 @@ def test_a_missing_right_to_a_command_moves_nothing(seats: Seats, server: Server
     refused(seats, server, f"on >pw ~* &* +@all {right}")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("right", ["-hset", "-zrem", "-zadd"])
 def test_without_the_right_to_mark_it_nothing_is_set_aside(seats: Seats, server: Server, right: str) -> None:
     if server.binary.numbers < (7, 0):
@@ -234,6 +247,7 @@ def test_without_the_right_to_mark_it_nothing_is_set_aside(seats: Seats, server:
     refused(seats, server, f"on >pw ~* &* +@all {right}")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("pattern", ["seats:s1", "seats:ttl", "sweeperd:events", "seats:hold:*"])
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_missing_right_to_a_key_moves_nothing(seats: Seats, server: Server, pattern: str, readable: bool) -> None:

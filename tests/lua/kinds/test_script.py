@@ -8,8 +8,6 @@ import redis
 from tests.lua.kinds.world import DEADLINE, ID, Seats, scripted
 from tests.support.servers import Server
 
-pytestmark = pytest.mark.every_redis
-
 EXPIRE = "function decide() return 'expire' end\n"
 PLAN = "function plan() return {} end\n"
 
@@ -97,6 +95,7 @@ def test_what_a_script_has_read_is_checked_as_any_other(client: redis.Redis) -> 
     seats.check_quarantined("INVALID_PLAN", why="may not write")
 
 
+@pytest.mark.every_redis
 def test_many_values_may_be_read(client: redis.Redis) -> None:
     text = """
 local names = {}
@@ -116,6 +115,7 @@ def test_a_quarantine_carries_the_reason(client: redis.Redis, function: str) -> 
     made(client, f"{other}function {function}() return 'quarantine', 'MY_REASON' end").check_quarantined("MY_REASON")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     "text",
     [
@@ -142,6 +142,7 @@ def test_no_function_of_the_script_runs_while_its_answer_is_checked(client: redi
     assert seats.snapshot()[key].keys() - marks == before[key].keys()
 
 
+@pytest.mark.every_redis
 def test_a_file_that_fails_with_a_table_is_an_error(client: redis.Redis) -> None:
     text = "error(setmetatable({}, {__tostring = function() error({reason = {}}) end}))"
     seats = made(client, text)
@@ -163,6 +164,7 @@ def test_a_reason_has_a_form(client: redis.Redis, reason: str) -> None:
     made(client, text).check_quarantined("SCRIPT_ERROR")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -192,6 +194,7 @@ def test_what_raises_is_set_aside_with_its_line(client: redis.Redis, text: str, 
     made(client, text).check_quarantined("SCRIPT_ERROR", why=why)
 
 
+@pytest.mark.every_redis
 def test_get_reads(client: redis.Redis) -> None:
     text = (
         EXPIRE
@@ -242,6 +245,7 @@ def test_a_reason_has_64_letters_at_most(client: redis.Redis, length: int, reaso
     made(client, text).check_quarantined(reason)
 
 
+@pytest.mark.every_redis
 def test_trouble_of_the_server_is_no_quarantine_whatever_the_script_catches(
     client: redis.Redis, server: Server
 ) -> None:
@@ -281,6 +285,7 @@ PRELUDE = [
 ]
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("name", [*HIDDEN, *PRELUDE])
 def test_it_sees_neither_the_server_nor_the_prelude(client: redis.Redis, name: str) -> None:
     text = (
@@ -296,6 +301,7 @@ end"""
     assert seats.events()[0][b"data.seen"] == b"false"
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(
     "text",
     [

@@ -8,8 +8,6 @@ import redis
 
 from tests.lua.kinds.world import DEADLINE, SCRIPT, SEATS, Seats, scripted
 
-pytestmark = pytest.mark.every_redis
-
 FORMS = {"declared": SEATS, "script": scripted(SCRIPT)}
 OVER = {"over": {"state": ["SOLD", "VOID"]}}
 
@@ -48,6 +46,7 @@ def test_the_cause_names_the_field_and_both_values(client: redis.Redis) -> None:
     assert (decision.outcome, decision.why) == ("held", "state is HELD, active says held")
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("state", ["EXPIRED", "SOLD", "VOID"])
 def test_an_unproven_kind_drops_the_ends_that_it_knows(client: redis.Redis, kind: dict[str, Any], state: str) -> None:
     seats = placed(client, kind | OVER, state)
@@ -89,6 +88,7 @@ def test_without_the_argument_a_kind_is_unproven(client: redis.Redis) -> None:
     assert client.zscore("seats:ttl", "h1") == DEADLINE
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize(("over", "unexpected"), [({}, False), (OVER, True)], ids=["without over", "with over"])
 def test_a_proven_kind_drops_and_says_what_over_does_not_name(
     client: redis.Redis, kind: dict[str, Any], over: dict[str, Any], unexpected: bool

@@ -1,9 +1,6 @@
 """A small world of one configured kind on a real server: seats that are held until a deadline."""
 
 import copy
-import functools
-import hashlib
-import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,9 +10,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.config.templates import FORMS
 from sweeperd.store import Keys
-from sweeperd.store.scripts import Script
 from sweeperd.sweep import Decision
-from tests.lua.builders import Snapshot, World
+from tests.lua.builders import Snapshot, World, frozen_text
 from tests.support.builders import configured_kind
 
 ID = b"h1"
@@ -50,17 +46,6 @@ def scripted(text: str, **changes: Any) -> dict[str, Any]:
     kind = {key: value for key, value in SEATS.items() if key not in ("active", "give_back", "event")}
     commands = sorted(set(FORMS) - (set() if "channels" in changes else {"PUBLISH"}))
     return kind | {"writes": ["seats:*"], "script": text, "commands": commands} | changes
-
-
-@functools.cache
-def at_moment(text: str, now: int) -> Script:
-    """The script with its one reading of TIME replaced."""
-    reading = f"({{'{now // 1000}', '{now % 1000 * 1000 + 999}'}})"
-    frozen, count = re.subn(r"\b[\w.]*call\('TIME'\)", reading, text)
-    assert count == 1
-    script = Script("frozen", frozen)
-    script.sha = hashlib.sha1(frozen.encode(), usedforsecurity=False).hexdigest()
-    return script
 
 
 def settings_of(*kinds: dict[str, Any], reservations: bool = True) -> Settings:
@@ -103,7 +88,7 @@ class Seats:
 
     def run(self, entry: bytes = ID, *, at: int | None = None, proven: bool = True) -> Decision:
         call = self.kind.call(entry, TRACE, proven)
-        script = self.kind.script if at is None else at_moment(self.kind.script.source, at)
+        script = self.kind.script if at is None else frozen_text(at, "frozen", self.kind.script.source)
         return self.kind.decision(entry, script.run(self.client, call))
 
     def seats(self, name: str = "s1") -> tuple[int, int]:

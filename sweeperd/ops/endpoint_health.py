@@ -70,7 +70,8 @@ def most_troubled(endpoints: Sequence[EndpointT]) -> list[EndpointT]:
     """All endpoints in order; if there are more than LISTED, those with the most trouble, the worst first."""
 
     def trouble(endpoint: EndpointT) -> tuple[int, int, int]:
-        level, _ = judge_endpoint(endpoint) or (HealthLevel.GOOD, "")
+        finding, usual = judge_endpoint(endpoint), ENDPOINT_STATES[endpoint.state].level or HealthLevel.GOOD
+        level = max(usual, finding[0] if finding else usual, key=list(HealthLevel).index)
         return list(HealthLevel).index(level), endpoint.dead_letters, endpoint.pending or 0
 
     return sorted(endpoints, key=trouble, reverse=True)[:LISTED] if len(endpoints) > LISTED else list(endpoints)

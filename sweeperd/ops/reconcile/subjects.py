@@ -96,7 +96,7 @@ class Subject(abc.ABC):
 
     def keys(self, stage: WalkStage, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """Like `Keyspace.keys`, with progress."""
-        return self._told(stage, self.keyspace.keys(stem, cursor))
+        return self._with_progress(stage, self.keyspace.keys(stem, cursor))
 
     def hashes(self, stage: WalkStage = WalkStage.HASHES, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """The ids of all hashes: the cursor of the next page (0: none), and a page. May repeat an id."""
@@ -108,7 +108,7 @@ class Subject(abc.ABC):
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """The ids in the index, paged like `hashes`."""
-        return self._told(WalkStage.INDEX, self.keyspace.index(cursor))
+        return self._with_progress(WalkStage.INDEX, self.keyspace.index(cursor))
 
     def orphans(self, ids: Sequence[bytes]) -> Iterator[Observation]:
         """The index entries without a hash."""
@@ -150,7 +150,9 @@ class Subject(abc.ABC):
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
         """The entries with a hint, or with an amount that they held after `since_ms` (None: amounts are not read)."""
 
-    def _told(self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]) -> Iterator[tuple[int, list[bytes]]]:
+    def _with_progress(
+        self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]
+    ) -> Iterator[tuple[int, list[bytes]]]:
         for number, page in enumerate(pages, 1):
             self.progress(stage, number * PAGE, max(self.size, number * PAGE))
             yield page

@@ -105,15 +105,15 @@ def test_the_attempts_of_the_listed_endpoints_are_read(shard: Shard, client: red
 
 def test_tables_list_the_most_troubled_and_count_the_others(sweeperd: Sweeperd, client: redis.Redis) -> None:
     prepare(client, MANY)
-    paused, muted = "e140", "e120"
+    paused, muted, lost = "e140", "e120", "e130"
     client.hset("sweeperd:endpoints", paused, json.dumps({"paused_at": 1, "reason": "HTTP 410"}))
     client.hset("sweeperd:endpoints", muted, json.dumps({"muted_until": server_time(client) + 60_000}))
-    client.xadd("sweeperd:dead-letters", {"endpoint": muted})
+    client.xadd("sweeperd:dead-letters", {"endpoint": lost})
     env = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(listed(MANY)), "SWEEPERD_WEBHOOKS__CONCURRENCY": str(MANY)}
     for verbs in (["status"], ["endpoints", "list"]):
         cut, whole, document = (sweeperd(*verbs, *more, **env) for more in ([], ["--all"], ["--json"]))
         names = [row.split("\t")[verbs == ["status"]] for row in cut.out.strip().rpartition("\n\n")[2].splitlines()[1:]]
-        assert (len(names), names[:3]) == (LISTED, [paused, muted, "e000"])
+        assert (len(names), names[:4]) == (LISTED, [paused, muted, lost, "e000"])
         assert f"{MANY - LISTED} more endpoints" in cut.err
         rows = whole.out.strip().rpartition("\n\n")[2].splitlines()[1:]
         assert (len(rows), "more endpoints" in whole.err) == (MANY, False)

@@ -4,14 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from sweeperd.progress import pause
-
-if TYPE_CHECKING:
-    from prometheus_client import Counter
 
 #: The largest share of CPU time for deliveries of single events, and for batches of the relay, while a sweep runs. A
 #: batch takes about as much of Redis's time as of the CPU's.
@@ -20,19 +12,47 @@ DELIVERY_SHARE, RELAY_SHARE = 0.15, 0.08
 HANDFUL = 0.01
 #: The estimated CPU time of the first delivery and of the first batch, seconds, and the weight of each new measurement.
 FIRST_ESTIMATE, FIRST_BATCH, WEIGHT = 0.001, 0.005, 0.125
-#: How often a waiting thread checks whether the sweep has ended, seconds.
+#: How often a waiting delivery checks whether the sweep has ended, seconds.
 LOOK_EVERY = 0.02
 
 
-@dataclass
-class _Turns:
-    """When deliveries, or batches of the relay, may start."""
+class Turns:
+    """When deliveries, or batches of the relay, may start: `share` of the CPU time. Thread-safe."""
 
-    share: float
-    #: The moving average of the CPU time of one, seconds.
-    typical: float
-    #: When the next one may start.
-    free_at: float = 0.0
+    def __init__(self, cpu_turns: "CpuTurns", share: float, typical: float) -> None:
+        self._cpu_turns = cpu_turns
+        self._share = share
+        #: The moving average of the CPU time of one, seconds.
+        self._typical = typical
+        #: When the next one may start.
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def book(self) -> float:
+        """Reserve the next turn. Returns its start by the clock, or 0 for now."""
+        if not self._cpu_turns.sweeping:
+            return 0.0
+        with self._lock:
+            now = self._cpu_turns.clock()
+            begins = max(now, self._free_at)
+            self._free_at = begins + self._typical / self._share
+        return begins if begins > now else 0.0
+
+    def wait(self, begins: float) -> float:
+        """How long to wait for a reserved turn before the next look, seconds; 0 if it starts or the sweep has ended."""
+        left = begins - self._cpu_turns.clock() if begins and self._cpu_turns.sweeping else 0.0
+        return min(max(0.0, left), LOOK_EVERY)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[None]:
+        """Measure the CPU time of the block, which is the work of a turn."""
+        began = self._cpu_turns.cpu_time()
+        try:
+            yield
+        finally:
+            used = self._cpu_turns.cpu_time() - began
+            with self._lock:
+                self._typical += WEIGHT * (used - self._typical)
 
 
 class CpuTurns:
@@ -46,21 +66,21 @@ class CpuTurns:
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, cpu_time: Callable[[], float] = time.thread_time
     ) -> None:
-        self._clock = clock
-        self._cpu_time = cpu_time
+        self.clock = clock
+        self.cpu_time = cpu_time
         self._lock = threading.Lock()
         self._sweeps = 0
         #: When the oldest running sweep stops being a short one.
         self._busy_at = 0.0
-        self._deliveries = _Turns(DELIVERY_SHARE, FIRST_ESTIMATE)
-        self._records = _Turns(RELAY_SHARE, FIRST_BATCH)
+        self.deliveries = Turns(self, DELIVERY_SHARE, FIRST_ESTIMATE)
+        self.records = Turns(self, RELAY_SHARE, FIRST_BATCH)
 
     @contextlib.contextmanager
     def sweep(self) -> Iterator[None]:
         """A sweep runs during the block. Several may run at the same time."""
         with self._lock:
             if not self._sweeps:
-                self._busy_at = self._clock() + HANDFUL
+                self._busy_at = self.clock() + HANDFUL
             self._sweeps += 1
         try:
             yield
@@ -71,36 +91,4 @@ class CpuTurns:
     @property
     def sweeping(self) -> bool:
         """Whether a long sweep is running."""
-        return self._sweeps > 0 and self._clock() >= self._busy_at
-
-    def delivery(self, stop: threading.Event, waits: "Counter") -> AbstractContextManager[None]:
-        """Wait for a turn or for `stop`, then run the block. `waits` counts the blocks that had to wait."""
-        return self._turn(self._deliveries, stop, waits)
-
-    def records(self, stop: threading.Event, waits: "Counter") -> AbstractContextManager[None]:
-        """The same for a batch of the relay."""
-        return self._turn(self._records, stop, waits)
-
-    @contextlib.contextmanager
-    def _turn(self, turns: _Turns, stop: threading.Event, waits: "Counter") -> Iterator[None]:
-        if begins := self._book(turns):
-            waits.inc()
-            while self.sweeping and (left := begins - self._clock()) > 0 and not pause(stop, min(left, LOOK_EVERY)):
-                pass
-        began = self._cpu_time()
-        try:
-            yield
-        finally:
-            used = self._cpu_time() - began
-            with self._lock:
-                turns.typical += WEIGHT * (used - turns.typical)
-
-    def _book(self, turns: _Turns) -> float:
-        """Reserve the next turn. Returns its start by the clock, or 0 for now."""
-        if not self.sweeping:
-            return 0.0
-        with self._lock:
-            now = self._clock()
-            begins = max(now, turns.free_at)
-            turns.free_at = begins + turns.typical / turns.share
-        return begins if begins > now else 0.0
+        return self._sweeps > 0 and self.clock() >= self._busy_at

@@ -147,9 +147,12 @@ def _delivery(endpoint: str, trace_ids: Sequence[str]) -> Iterator[Span]:
     context = Context() if first is None else trace.set_span_in_context(NonRecordingSpan(first), Context())
     links = [Link(other) for other in others[:MOST_LINKS] if other is not None]
     attributes: dict[str, str | int] = {"sweeperd.endpoint": endpoint, "messaging.batch.message_count": len(trace_ids)}
-    start = _tracing.tracer.start_as_current_span
-    with start("deliver", context, SpanKind.PRODUCER, attributes, links) as span:
+    # Not the current span: one thread may begin a delivery, and another one end it after a quick retry.
+    span = _tracing.tracer.start_span("deliver", context, SpanKind.PRODUCER, attributes, links)
+    try:
         yield Span(span)
+    finally:
+        span.end()
 
 
 def ledger_call(operation: str) -> AbstractContextManager[trace.Span]:

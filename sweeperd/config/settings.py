@@ -186,6 +186,11 @@ class Settings(Section):
     _bundle: PemFile | None = PrivateAttr(None)
 
     @property
+    def bundle(self) -> PemFile | None:
+        """The CAs that the environment names for all receivers."""
+        return self._bundle
+
+    @property
     def watched(self) -> tuple[Path, ...]:
         """The files with the endpoints' secrets, certificates and keys, as named in the settings."""
         return self._watched
@@ -250,9 +255,6 @@ class Settings(Section):
             other = places.setdefault((shard.url.get_secret_value(), shard.prefix), shard.name)
             if other != shard.name:
                 raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
-        # Each endpoint has its own senders on each shard, so that a slow endpoint cannot delay another shard.
-        if (needed := len(self.shards) * len(self.webhooks.endpoints)) > self.webhooks.concurrency:
-            raise ValueError(
-                f"webhooks.concurrency must be at least the number of shards times the number of endpoints, {needed}"
-            )
+        if len(self.shards) > self.webhooks.concurrency:
+            raise ValueError(f"webhooks.concurrency must be at least the number of shards, {len(self.shards)}")
         return self

@@ -168,7 +168,4 @@ class WebhooksSettings(Section):
         names = [endpoint.name for endpoint in self.endpoints]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two endpoints are named {min(twice)}")
-        if len(names) > self.concurrency:
-            # Each endpoint has its own senders, so that a slow endpoint cannot delay another.
-            raise ValueError(f"concurrency must be at least the number of endpoints, {len(names)}")
         return self

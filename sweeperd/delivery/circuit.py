@@ -231,25 +231,24 @@ class CircuitPublisher:
 
     def publish(self) -> None:
         """Write the circuit now."""
-        self._published = True
-        self._publish_at = self._clock() + self._every
-        self._store.write(self._endpoint, self._circuit.note(self._process, self._now_ms(), self.rate))
+        self._store.write(self._endpoint, self._note())
 
-    def publish_when_due(self, delivered: int) -> None:
+    def note_when_due(self, delivered: int) -> CircuitNote | None:
         """
-        Write the circuit again after `Timing.note_every`, so operators see a living process. `delivered`: how many
-        events the process has delivered so far. If there are more than at the last call, write at once.
+        The note that the caller writes now: every `Timing.note_every`, so operators see a living process. `delivered`:
+        how many events the process has delivered so far. If there are more than at the last call, the note is due.
         """
         now = self._clock()
         self.rate.add(now, delivered)
         changed, self._sampled = delivered != self._sampled, delivered
-        if changed or now >= self._publish_at:
-            self.publish()
+        return self._note() if changed or now >= self._publish_at else None
 
-    def operator_closes(self) -> bool:
-        """Whether an operator has closed the circuit since the last call; then close the circuit here too."""
-        closed_at, before = self._store.closed_at(self._endpoint), self._closed_at
-        self._closed_at = closed_at
+    def operator_closes(self, closed_at: bytes | None) -> bool:
+        """
+        Whether an operator has closed the circuit since the last call; then close the circuit here too. `closed_at`:
+        when an operator last closed the circuit, as read from Redis; None: never.
+        """
+        before, self._closed_at = self._closed_at, closed_at
         if before in ("", closed_at):
             return False
         if self._circuit.close():
@@ -260,6 +259,11 @@ class CircuitPublisher:
         """Remove the note: this process has ended."""
         if self._published:
             self._store.remove(self._endpoint, self._process)
+
+    def _note(self) -> CircuitNote:
+        self._published = True
+        self._publish_at = self._clock() + self._every
+        return self._circuit.note(self._process, self._now_ms(), self.rate)
 
 
 class EndpointStateCache:
@@ -284,11 +288,17 @@ class EndpointStateCache:
         """Whether the endpoint is paused or muted now."""
         return self.state.resting(self._clock.now_ms())
 
-    def refresh(self) -> None:
-        """Save the last change, then take the state from Redis. Raises redis.RedisError."""
-        self.save()
-        changes = self._changes
-        state = self._store.read(self._endpoint)
+    @property
+    def changes(self) -> int:
+        """How often a sender has changed the state, for `learn`."""
+        return self._changes
+
+    def learn(self, entry: bytes | None, changes: int) -> None:
+        """
+        Take the state from its entry in Redis, unless a sender has changed the state since. `changes`: as they were
+        before the entry was read.
+        """
+        state = self._store.parse(entry)
         with self._lock:
             if self._changes == changes and self._unsaved is None:
                 self.state = state

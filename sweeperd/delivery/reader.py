@@ -1,500 +1,445 @@
-"""The reader of one endpoint: takes new events, events that are due again, and the probes of an open circuit."""
+"""Reads the events of all lanes of a shard: many lanes share each round trip."""
 
 import logging
-import math
+import threading
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import redis
 
 from sweeperd import progress
-from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.context import ShardContext
+from sweeperd.delivery import cpu_policy
+from sweeperd.delivery.in_flight import Room
+from sweeperd.delivery.intake import Intake
 from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.pool import Pool
+from sweeperd.delivery.settler import Settler
+from sweeperd.delivery.watcher import Watcher
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
-from sweeperd.outbox import (
-    PAGE,
-    PARKED,
-    PARKED_ALONE,
-    Outbox,
-    OutboxEntry,
-    Pending,
-    Subscription,
-    correct_moments,
-    is_waiting,
-)
-from sweeperd.store.errors import is_missing_group
+from sweeperd.outbox import CircuitStateStore, Outbox, correct_moments
+from sweeperd.store.errors import is_missing_group, is_missing_key, is_refused, is_server_trouble
+from sweeperd.store.operations import TOGETHER, Operation, Request, run, run_together
+from sweeperd.store.scripts import micros_of, server_clock
 from sweeperd.store.streams import StreamId
 
 log = logging.getLogger(__name__)
 
-
-class ProbeChooser:
-    """
-    Rotates the probes of one endpoint: if the receiver cannot take some event, this event does not keep the circuit
-    open. Events that were never sent come first, then the event with the fewest deliveries of a page. Each choice takes
-    the next page of parked events. If there is another event, the same event is not chosen twice in a row.
-    """
-
-    def __init__(self, subscription: Subscription, outbox: Outbox) -> None:
-        self._subscription = subscription
-        self._group = subscription.group
-        self._outbox = outbox
-        self._after: bytes | None = None
-        self._last: bytes | None = None
-
-    def take(self, count: int) -> tuple[list[OutboxEntry], list[OutboxEntry]]:
-        """
-        Take the next probe: up to `count` new events, of which the first wanted one is the probe; and a parked event if
-        none of them is wanted. Nothing if nothing waits. Raises redis.RedisError.
-        """
-        chosen = self._choose()
-        new: list[OutboxEntry] = []
-        parked: list[OutboxEntry] = []
-        if (chosen is None or chosen.deliveries or chosen.id == self._last) and not self._subscription.exhausted:
-            new = self._outbox.read(self._group, count)
-        wanted = next(filter(self._subscription.wants, new), None)
-        if wanted is None and chosen is not None:
-            parked = self._outbox.claim(self._group, [chosen], 0)
-            wanted = next(iter(parked), None)
-        self._last = wanted.id if wanted else None
-        return new, parked
-
-    def _choose(self) -> Pending | None:
-        page = self._outbox.parked(self._group, self._after)
-        if not page and self._after is not None:
-            page = self._outbox.parked(self._group)
-        self._after = page[-1].id if len(page) == PAGE else None
-        return min(page, key=lambda pending: (pending.id == self._last, pending.deliveries), default=None)
-
-
-#: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
-PAGES_PER_STEP = 8
-#: While the brake holds events, a step takes so many at most: there is room for a few.
-BRAKED = 200
-
-
-class DueScan:
-    """
-    Walks over the pending events of one endpoint again and again. Each step goes on after the end of the last step, so
-    a million parked events cost no more at a time than a few pages.
-    """
-
-    def __init__(self, lane: Lane) -> None:
-        self._lane = lane
-        #: If a process sends no heartbeat for so long, ms, the process is dead.
-        self._dead_ms = int(lane.timing.take_over_after * 1000)
-        # A released event (0 deliveries) has no wait, and was released with a long idle time.
-        self._least_idle_ms = min(int(lane.redelivery.initial * 1000), self._dead_ms)
-        #: The last event passed; None before the first.
-        self._after: bytes | None = None
-        self._next_at = 0.0
-        #: When `take_orphaned` looks again.
-        self._orphaned_at = 0.0
-        #: If there is room for a single event, parked and new events take turns.
-        self._turn = 0
-        #: Whether the last step has found an event.
-        self._found = False
-        #: When this process learnt that an operator ended all waits (monotonic).
-        self._waits_ended_at: float | None = None
-
-    @property
-    def at_start(self) -> bool:
-        """Whether the last step came to the end, and the next step begins anew."""
-        return self._after is None
-
-    @property
-    def due(self) -> bool:
-        return self._lane.timing.clock() >= self._next_at and not self._lane.brake.holds
-
-    def hurry(self) -> None:
-        """Events have become due: make the next step at once."""
-        self._next_at = 0.0
-
-    def end_waits(self) -> None:
-        """
-        An operator has made all parked events due. If an event was parked since, but before this process learnt of the
-        order, the event was sent before the receiver was back, and does not wait either.
-        """
-        self._waits_ended_at = self._lane.timing.clock()
-        self.hurry()
-
-    def take(self, room: int, pause: float) -> list[OutboxEntry]:
-        """
-        Take the events of one step; half of the room is left to new events. `pause`: how long to wait at the end of a
-        scan, seconds. Raises redis.RedisError.
-        """
-        self._turn = 1 - self._turn
-        if self._lane.brake.waiting:
-            room = min(room, BRAKED)
-            if self._found:
-                self._after = None  # the oldest events come first
-            self._lane.brake.hold()
-        due = self.step((room + self._turn) // 2)
-        self._found = bool(due)
-        if due:
-            self.hurry()  # there may be more
-        else:
-            self._next_at = self._lane.timing.clock() + (pause if self.at_start else self._lane.timing.scan_every)
-        # If another replica has since taken and parked an event again, the event is idle for less than any wait.
-        return self._lane.outbox.claim(self._lane.group, due, self._least_idle_ms)
-
-    def take_orphaned(self, pause: float) -> list[OutboxEntry]:
-        """
-        When due, take a page of events whose process is dead, and nothing else. `pause`: how long to wait if there are
-        none, seconds. Raises redis.RedisError.
-        """
-        if self._lane.timing.clock() < self._orphaned_at:
-            return []
-        orphaned = self._lane.outbox.orphaned(self._lane.subscription, self._lane.in_flight, PAGE)
-        entries = self._lane.outbox.claim(self._lane.group, orphaned, self._dead_ms)
-        more = any(entry.pairs for entry in entries)
-        self._orphaned_at = 0.0 if more else self._lane.timing.clock() + pause
-        return entries
-
-    def step(self, count: int) -> list[Pending]:
-        """The next due events, `count` at most: parked with the wait over, or in the hands of a dead process."""
-        due: list[Pending] = []
-        for _ in range(PAGES_PER_STEP):
-            parked_before_end_ms = self._ms_since_waits_ended()
-            page = self._lane.outbox.pending(self._lane.group, self._after)
-            for pending in page:
-                if len(due) == count:
-                    return due
-                self._after = pending.id
-                if self._due(pending, parked_before_end_ms):
-                    due.append(pending)
-            if len(page) < PAGE:
-                self._after = None
-                break
-        return due
-
-    def _ms_since_waits_ended(self) -> float:
-        """If an event has been parked for so long, ms, no wait is left. `take` claims no younger event."""
-        if self._waits_ended_at is None:
-            return math.inf
-        return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)
-
-    def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
-        if pending.id in self._lane.in_flight:
-            return False  # also if parked: the event is in hand until the settlement is done
-        if pending.owner in (PARKED, PARKED_ALONE):
-            return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
-        if is_waiting(pending.owner):
-            return self._lane.outbox.may_take(self._lane.subscription, pending.owner)
-        return pending.idle_ms >= self._dead_ms
-
-
 #: Redis's clock was set back if the clock lags so far behind the time counted since the last reading, seconds.
 SET_BACK = 1.0
-#: Why an event is given up on that was trimmed while pending.
-GONE = "the event is no longer in the stream"
-#: How many events, and how many bytes, a read takes at most: the client holds the whole reply at once.
-READ_COUNT, READ_BYTES = 1000, 2 * 1024 * 1024
+#: How many lanes do a chore side by side, and for how long chores go before the next reads, seconds.
+CHORES, CHORES_FOR = 8, 0.02
+#: How many events the lanes of a round trip read together at most.
+READ_TOGETHER = 20_000
+#: A round of reads that takes less time, seconds, may follow the next news at once.
+CHEAP = 0.005
 
 
-class ReadSize:
+class Reader:
     """
-    How many new events a read takes. Unwanted events need no room. While an endpoint is behind and wants few events, a
-    read takes more events than there is room for, so that the wanted ones fill about half of the room.
-    """
-
-    def __init__(self) -> None:
-        self._asked = 0
-        #: How many events are read for each free place, and how many bytes an event had in the last read.
-        self._each, self._typical = 1, 1.0
-
-    @property
-    def most(self) -> int:
-        """How many events to read if none of them needs room."""
-        return max(1, min(READ_COUNT, int(READ_BYTES / self._typical)))
-
-    def fit(self, room: int) -> int:
-        """How many events to read if there is room for up to `room` wanted events."""
-        self._asked = max(1, min(room * self._each, self.most))
-        return self._asked
-
-    def learn(self, entries: Sequence[OutboxEntry], wanted: int) -> None:
-        """Learn from the last read. `wanted`: how many of its entries the endpoint wants."""
-        if not entries:
-            return
-        self._typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
-        most = len(entries) // (2 * wanted) if wanted > 0 else READ_COUNT
-        # Without a backlog, reads stay small: of a burst of wanted events, other processes get a share.
-        self._each = max(1, min(2 * self._each, most)) if len(entries) == self._asked else 1
-
-
-class Consumer:
-    """
-    Takes the events of one shard for one endpoint: new events, parked events when the wait is over, and the events of
-    dead processes. `run` is the work of a thread.
+    Takes the events of all lanes. `run` is the work of a thread. Each round it reads for the lanes that have room and
+    may have news, and does chores of the others for a while: scans for due events, probes, giving up. No lane waits for
+    the chores of another one. A run until idle ends when nothing is left to deliver now.
     """
 
-    def __init__(self, lane: Lane, acknowledger: Acknowledger) -> None:
-        self._lane = lane
-        self._acknowledger = acknowledger
-        self._outage = Outage(log, "delivery", self._lane.log_fields)
-        # The answer to a waiting read must come before the socket times out.
-        self._block_ms = int(min(lane.timing.block, lane.shard.socket_timeout / 2) * 1000)
-        self._refresh_every = min(lane.timing.refresh_every, lane.redelivery.initial / 4)
-        self._scan = DueScan(lane)
-        self._probe_chooser = ProbeChooser(lane.subscription, lane.outbox)
-        self._read_size = ReadSize()
-        self._refresh_at = 0.0
-        self._heartbeat_at = 0.0
+    def __init__(self, context: ShardContext, outbox: Outbox, pool: Pool, settler: Settler, room: Room) -> None:
+        shard, timing = context.shard, context.timing
+        self._outbox = outbox
+        self._shard = shard
+        self._pool = pool
+        self._settler = settler
+        self._room = room
+        self._timing = timing
+        self._clock = timing.clock
+        self._until_idle = context.until_idle
+        initial = context.settings.webhooks.redelivery_initial.total_seconds()
+        self._refresh_every = min(timing.refresh_every, initial / 4)
+        self._circuits = CircuitStateStore(shard, timing)
+        self._outage = Outage(log, "delivery", {"shard": shard.name})
+        #: Set by the engine when there is a watcher.
+        self.watcher: Watcher | None = None
+        self._intakes: dict[Lane, Intake] = {}
+        #: When each lane has something to do (monotonic); inf: not until something changes.
+        self._at: dict[Intake, float] = {}
+        #: Lanes that were added or have changed since the last round, and calls to make between two rounds.
+        self._touched: deque[Lane] = deque()
+        self._changes: deque[Callable[[], None]] = deque()
+        #: Those that wait for their turn to do a chore.
+        self._chores: deque[Intake] = deque()
+        self._wake = threading.Event()
+        self._news = False
+        #: News that comes earlier waits, so that reads for many lanes share the time with other work (monotonic).
+        self._news_at = 0.0
+        self._refresh_at = self._heartbeat_at = 0.0
         #: The last reading of Redis's clock, seconds, and when the answer came (monotonic).
         self._clock_read = 0.0, 0.0
 
-    def run(self, *, until_idle: bool) -> None:
-        """Read until a stop. `until_idle`: until nothing is left to deliver now."""
-        timing = self._lane.timing
-        dead_until: float | None = None
-        while not self._lane.stop.is_set():
-            progress.step()
-            try:
-                with self._lane.shard.reaching():
-                    busy = len(self._lane.in_flight)
-                    if self._step(block=not until_idle) or not until_idle:
-                        dead_until = None
-                    elif busy:
-                        self._lane.in_flight.await_fewer(max(1, len(self._lane.in_flight)), timing.block)
-                    else:
-                        # Nothing is left, except events in hand of another process, alive or dead.
-                        dead_until = dead_until or timing.clock() + timing.take_over_after + timing.refresh_every
-                        held_back = self._lane.state.resting or self._lane.circuit.open
-                        if (
-                            timing.clock() > dead_until
-                            or held_back
-                            or not self._lane.outbox.groups.held_elsewhere(self._lane.group)
-                        ):
-                            return
-                        self._lane.stop.wait(0.2)
-                self._outage.end()
-            except RedisUnavailable as error:
-                self._outage.begin(error)
-                if until_idle:
-                    return
-                self._lane.stop.wait(timing.recovery_pause)
-            except Exception as error:
-                if is_missing_group(error):
-                    self._make_group_again()
-                    continue
-                log.exception("delivery failed", extra=self._lane.log_fields)
-                if until_idle:
-                    return
-                self._lane.stop.wait(timing.recovery_pause)
+    # ---- from other threads
 
-    def ensure_group(self) -> None:
+    def touch(self, lanes: Iterable[Lane], *, wake: bool = True) -> None:
+        """These lanes are new, have stopped, or have events settled. `wake`: the reader has something to do."""
+        self._touched.extend(lanes)
+        if wake:
+            self._wake.set()
+
+    def change(self, change: Callable[[], None]) -> None:
+        """Call this between two rounds, when no operation of a lane is under way."""
+        self._changes.append(change)
+        self._wake.set()
+
+    def wake(self) -> None:
+        """End the wait between two rounds, after a stop."""
+        self._wake.set()
+
+    def news(self) -> None:
+        """The stream may have new events."""
+        self._news = True
+        self._wake.set()
+
+    # ---- the thread
+
+    def run(self, stop: threading.Event) -> None:
+        """Read until a stop, or until nothing is left. Then settle what is in hand."""
+        dead_until: float | None = None
+        try:
+            while not stop.is_set():
+                progress.step()
+                self._wake.clear()
+                try:
+                    with self._shard.reaching():
+                        did, pause = self.round()
+                        if self._until_idle and not did:
+                            if self._last_round():
+                                dead_until = None
+                            elif not self._holding():
+                                # Nothing is left, except events in hand of another process, alive or dead.
+                                wait = self._timing.take_over_after + self._timing.refresh_every
+                                dead_until = dead_until or self._clock() + wait
+                                if self._clock() > dead_until or not self._held_elsewhere():
+                                    return
+                                pause = 0.2
+                    self._outage.end()
+                except RedisUnavailable as error:
+                    self._outage.begin(error)
+                    if self._until_idle:
+                        return
+                    if self.watcher:
+                        self.watcher.reconnect()
+                    self._all_behind()
+                    stop.wait(self._timing.recovery_pause)
+                    continue
+                except Exception:
+                    log.exception("delivery failed", extra={"shard": self._shard.name})
+                    if self._until_idle:
+                        return
+                    stop.wait(self._timing.recovery_pause)
+                    continue
+                if pause > 0:
+                    self._wake.wait(pause)
+        finally:
+            self._end()
+
+    def round(self) -> tuple[bool, float]:
         """
-        Make the group if the group is missing. If the group belongs to a replay that has ended, the reader ends too.
-        Raises redis.RedisError.
+        Read once for each lane that may have new events, and do chores for a while. Returns whether there was anything
+        to do, and how long to wait if nothing changes, seconds. Raises redis.RedisError.
         """
-        made_at = self._lane.outbox.groups.ensure(self._lane.group, self._lane.subscription.start)
-        self._lane.redelivery.counts_from_ms = made_at
-        if isinstance(self._lane.subscription.start, StreamId) and not made_at:
-            self._lane.stop.set()
+        self._arrange()
+        cpu_policy.follow(batch=bool(self._intakes) and all(lane.limits.events > 1 for lane in self._intakes))
+        self.heartbeat()
+        if self._clock() >= self._refresh_at:
+            self._refresh()
+        did = self._do_chores()
+        now = self._clock()
+        news = self._news and now >= self._news_at
+        if news:
+            self._news = False
+            for each in self._at:
+                each.news()
+            self._reckon(self._at)
+        readers = [each for each, at in self._at.items() if at <= now and each.read_at <= now]
+        if news or readers:
+            did = self._read(readers, news=news) or did
+        self._pool.tend()
+        return did, self._pause()
 
     def heartbeat(self) -> None:
         """
         When due, name the events in hand that move, so no other process takes them, and note the filters, so no other
         process acknowledges what only this one wants. Raises redis.RedisError.
         """
-        self._lane.outbox.filters.update()
-        now = self._lane.timing.clock()
-        if now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._lane.timing.heartbeat_every
-            self._lane.outbox.heartbeat(self._lane.group, self._lane.moving())
+        self._outbox.filters.update()
+        if self._clock() < self._heartbeat_at:
+            return
+        self._heartbeat_at = self._clock() + self._timing.heartbeat_every
+        beat = self._outbox.heartbeat.part
+        self._run([(each, beat(each.lane.group, self._pool.moving(each.lane))) for each in self._holding()])
 
-    def _step(self, *, block: bool) -> bool:
-        """Take the events to deliver now, up to the capacity. Returns whether there was anything to do."""
-        self.heartbeat()
-        # A run until idle ends after a step with nothing in hand, so such a step refreshes first.
-        last_step = not (block or len(self._lane.in_flight))
-        if last_step or self._lane.timing.clock() >= self._refresh_at:
-            self._refresh(publish=block)
-        if self._lane.circuit.open and not self._lane.state.state.paused:
-            return self._take_back() or self._probe() or self._give_up_old() or self._rest(block)
-        if self._lane.state.resting:
-            return self._rest(block)
-        free = self._lane.in_flight.free
-        if free < self._lane.read_together and len(self._lane.in_flight):
-            fewer = min(len(self._lane.in_flight), self._lane.in_flight.capacity - self._lane.read_together + 1)
-            self._lane.in_flight.await_fewer(fewer, self._lane.timing.block)
-            return True
-        parked: list[OutboxEntry] = []
-        if scanning := (last_step and not self._lane.brake.waiting) or self._scan.due:
-            parked = self._scan.take(free, self._refresh_every)
-        # No wait in Redis while there are events to queue.
-        block_ms = self._block_ms if block and not parked else 0
-        if block_ms and self._lane.brake.waiting:
-            block_ms = min(block_ms, int(self._lane.brake.pause * 1000))
-        new = self._read(self._read_size.fit(free - len(parked)), block_ms) if len(parked) < free else []
-        entries = parked + new
-        if 0 < len(entries) < self._lane.batches.size and len(self._lane.in_flight):
-            self._lane.stop.wait(self._lane.timing.gather_events)  # for a fuller batch: the senders are busy
-        wanted = self._queue(entries, in_order=not parked)
-        self._read_size.learn(new, wanted - len(parked))
-        return bool(entries) or (scanning and not self._scan.at_start)
+    def _holding(self) -> list[Intake]:
+        """Those with events in hand."""
+        return [each for lane, each in self._intakes.items() if len(lane.in_flight)]
 
-    def _read(self, count: int, block_ms: int) -> list[OutboxEntry]:
-        if self._lane.subscription.exhausted:
-            self._lane.stop.wait(block_ms / 1000)
-            return []
-        return self._lane.outbox.read(self._lane.group, count, block_ms)
+    def _arrange(self) -> None:
+        """Take up new lanes, and leave those that have stopped and have nothing in hand."""
+        while self._changes:
+            self._changes.popleft()()
+        for _ in range(len(self._touched)):
+            lane = self._touched.popleft()
+            if lane.ended.is_set():
+                continue
+            if lane not in self._intakes:
+                self._intakes[lane] = Intake(lane, self._pool, self._refresh_every)
+                self._refresh_at = 0.0
+            if lane.stop.is_set() and not len(lane.in_flight):
+                self._at.pop(self._intakes.pop(lane), None)
+                lane.end()
+            else:
+                self._reckon([self._intakes[lane]])
 
-    def _refresh(self, *, publish: bool) -> None:
-        """Read Redis's clock, and the endpoint's state: operators and other replicas may have changed the state."""
-        self._read_clock()
-        before = self._lane.state.state.paused
-        self._lane.state.refresh()
-        self._refresh_at = self._lane.timing.clock() + self._refresh_every
-        if self._lane.publisher.operator_closes():
-            log.warning("an operator has closed the circuit", extra=self._lane.log_fields)
-            self._scan.end_waits()
-        if publish and self._lane.group == self._lane.endpoint:  # of a replay, the reader of the live events publishes
-            self._lane.publisher.publish_when_due(self._acknowledger.counts()["delivered"])
-        state = self._lane.state.state
-        if state.paused and not before:
-            fields = self._lane.log_fields | {"reason": state.reason}
-            log.warning("the endpoint is paused; its events wait", extra=fields)
-        elif before and not state.paused:
-            log.warning("the endpoint is resumed", extra=self._lane.log_fields)
+    def _reckon(self, intakes: Iterable[Intake]) -> None:
+        """Find out when these have something to do. Before the first reading of Redis's clock nothing has."""
+        if not self._clock_read[1]:
+            return
+        for each in list(intakes):
+            lane = each.lane
+            # Before the look at the room: a settlement in between wakes the reader.
+            lane.awaits_room = self._until_idle or each.behind or lane.parked or lane.resting or lane.stop.is_set()
+            self._at[each] = min(each.chore_at, each.read_at)
 
-    def _read_clock(self) -> None:
-        """
-        Read Redis's clock. If the clock was set back, by hand or by a fail-over to another host, correct what is stored
-        and end all waits. At the start the stored moments tell: no process may have run while the clock was set back.
-        """
-        before, answered_at = self._clock_read
-        counted = before + time.monotonic() - answered_at
-        now = self._lane.shard.read_clock() / 1000
-        answer_at = time.monotonic()
-        behind, starts = counted - now, not answered_at
-        if starts or behind > SET_BACK:
-            behind = max(behind, correct_moments(self._lane.shard) / 1000)
-        if behind > SET_BACK:
-            fields = self._lane.log_fields | {"seconds": round(behind)}
-            log.warning("the clock of redis was set back: no event waits any longer", extra=fields)
-            self._lane.outbox.end_waits(self._lane.group)
-            self._scan.hurry()
-            if not starts:
-                self._lane.state.end_mute()
-        self._clock_read = now, answer_at
+    def _read(self, readers: Sequence[Intake], *, news: bool) -> bool:
+        began = self._clock()
+        self._room.lanes = max(1, len({*readers, *self._holding()}))
+        most = max(1, READ_TOGETHER // min(TOGETHER, max(1, len(readers))))
+        operations: list[tuple[Intake | None, Operation[Any]]] = [
+            (each, each.read(most, half=each in self._chores)) for each in readers
+        ]
+        if news and self.watcher:
+            operations.insert(0, (None, self._watch_from(self.watcher)))
+        found = self._run(operations)
+        if (took := self._clock() - began) > CHEAP:
+            self._news_at = self._clock() + took
+        return found
 
-    def _rest(self, block: bool) -> bool:
-        if self._lane.circuit.open:
-            held = {"in_flight": len(self._lane.in_flight), "free": self._lane.in_flight.free}
-            waits = {"probe_in": round(self._lane.circuit.wait, 3)}
-            log.debug("the circuit is open", extra=self._lane.log_fields | held | waits)
-        if block:
-            self._lane.in_flight.await_fewer(len(self._lane.in_flight), self._refresh_every)
+    def _watch_from(self, watcher: Watcher) -> Operation[bool]:
+        """Before the reads, in the same round trip: what is added from here on is news."""
+        (info,) = yield [Request(("XINFO STREAM", self._shard.keys.events))]
+        if not isinstance(info, Exception):
+            watcher.watch_from(info["last-generated-id"])
         return False
 
-    def _probe(self) -> bool:
-        """While the circuit is open: when a probe is due, and nothing else is in hand, try a single event."""
-        if self._lane.state.resting or len(self._lane.in_flight) or not self._lane.circuit.take_probe():
-            return False
-        new, parked = self._probe_chooser.take(self._read_size.fit(1))
-        wanted = self._queue(new + parked, probe=True)
-        self._read_size.learn(new, wanted - len(parked))
-        if not wanted:
-            self._lane.circuit.return_probe()
-        return bool(new or parked)
+    def _do_chores(self) -> bool:
+        """Do chores of the lanes in turn, for a while. Returns whether there was anything to do."""
+        now, did, waiting = self._clock(), False, set(self._chores)
+        due = [each for each, at in self._at.items() if at <= now and each not in waiting]
+        self._chores.extend(each for each in due if each.chore_at <= now)
+        while self._chores:
+            some = [self._chores.popleft() for _ in range(min(CHORES, len(self._chores)))]
+            did = self._run([(each, each.chore()) for each in some if each.chore_at <= now]) or did
+            if self._clock() >= now + CHORES_FOR:
+                break
+        return did
 
-    def _make_group_again(self) -> None:
-        """The group is missing (a fail-over, a flush), or could not be made before: make the group at its position."""
-        try:
-            with self._lane.shard.reaching():
-                self.ensure_group()
-                return
-        except (RedisUnavailable, redis.RedisError) as error:
-            log.warning("the group could not be made", extra=self._lane.log_fields | {"error": str(error)})
-        self._lane.stop.wait(self._lane.timing.recovery_pause)
+    def _run(self, operations: Sequence[tuple[Intake | None, Operation[Any]]]) -> bool:
+        """
+        Run operations of lanes side by side. Returns whether any of them did something. If one fails, its lane rests
+        for a while; raises redis.RedisError if the server is in trouble.
+        """
+        outcomes = run_together(self._shard.client, [operation for _, operation in operations])
+        did, trouble = False, None
+        for (intake, _), outcome in zip(operations, outcomes, strict=True):
+            if not isinstance(outcome, Exception):
+                did = did or bool(outcome)
+                if intake is not None:
+                    intake.outage.end()
+            elif intake is None or not self._fails_alone(intake, outcome):
+                trouble = outcome
+        self._reckon(intake for intake, _ in operations if intake in self._at)
+        if trouble is not None:
+            raise trouble
+        return did
 
-    def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> int:
-        """
-        Queue the wanted events for the senders, and acknowledge the unwanted ones. `in_order`: as in `BatchQueue.put`.
-        Returns how many events are wanted. If there is no room for all of them, or if the settings ask for replicas and
-        too few have the events, release events for later; in the second case raise RedisUnavailable. An event that is
-        in hand already is left out: if a group is lost and made again, the group gives some events anew.
-        """
-        in_flight, outbox = self._lane.in_flight, self._lane.outbox
-        free = 1 if probe else in_flight.free
-        entries = [entry for entry in entries if entry.id not in in_flight]
-        gone: list[OutboxEntry] = []
-        wanted: list[OutboxEntry] = []
-        unwanted: list[OutboxEntry] = []
-        for entry in entries:
-            if not entry.pairs:
-                gone.append(entry)
-            else:
-                (wanted if self._lane.subscription.wants(entry) else unwanted).append(entry)
-        if not outbox.confirmed(self._lane.group, wanted):
-            outbox.release(self._lane.group, wanted + unwanted)
-            raise RedisUnavailable(f"{self._lane.shard.address}: too few replicas have confirmed {len(wanted)} events")
-        taken, surplus = wanted[:free], wanted[free:]
-        in_flight.add(taken)
-        self._lane.batches.put(taken, in_order=in_order, probe=probe)
-        self._acknowledger.give_up(gone, GONE)
-        if surplus:
-            outbox.release(self._lane.group, surplus)
-            self._scan.hurry()
-        outbox.acknowledge_unwanted(self._lane.subscription, unwanted)
-        return len(wanted)
-
-    def _take_back(self) -> bool:
-        """
-        While the circuit is open, nothing else looks at events whose process is dead: when due, park some of them
-        again, to become probes or dead letters. Returns whether there were any.
-        """
-        entries = self._scan.take_orphaned(self._refresh_every)
-        there = [entry for entry in entries if entry.pairs]
-        if there:
-            self._lane.outbox.release(self._lane.group, there)
-            fields = self._lane.log_fields | {"events": len(there)}
-            log.warning("events that no process has in hand are taken back", extra=fields)
-        self._acknowledger.give_up([entry for entry in entries if not entry.pairs], GONE)
-        return bool(there)
-
-    def _give_up_old(self) -> bool:
-        """
-        While the circuit is open, only probes are sent, so events that are too old are given up on here, a page in a
-        step. The endpoint must have failed within the last wait: else a probe comes first, and the receiver may take
-        the events. If the circuit rests on a single event, the other events were not tried, and are kept: the next
-        probe is among them. Returns whether there were any.
-        """
-        before_ms = self._lane.redelivery.oldest_ms(self._lane.shard.clock.now_ms())
-        if not before_ms or not self._lane.circuit.failed_lately:
-            return False
-        group, outbox, untried_too = self._lane.group, self._lane.outbox, not self._lane.circuit.rests_on_one_event
-        if untried_too and (untaken := outbox.groups.untaken(group, before_ms, self._read_size.most)):
-            entries = outbox.read(group, untaken)
-            # Other processes may have taken some of these since, and the read may have taken younger events.
-            outbox.release(group, [entry for entry in entries if entry.added_ms >= before_ms])
-            self._bury([entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms])
+    def _fails_alone(self, intake: Intake, error: Exception) -> bool:
+        """Whether the error is about the lane, not about the server; then the lane rests or its group is made again."""
+        if is_missing_group(error):
+            self._make_group(intake)
             return True
-        old = {
-            owner: [
-                pending
-                for pending in outbox.pending(group, owner=owner)
-                if pending.added_ms < before_ms
-                and (pending.deliveries or untried_too)
-                and pending.id not in self._lane.in_flight  # not settled yet
-            ][: self._read_size.most]
-            for owner in (PARKED, PARKED_ALONE)
-        }
-        for owner, listed in old.items():
-            self._bury(outbox.look_up(listed), owner)
-        return any(old.values())
+        unavailable = isinstance(error, RedisUnavailable) or is_refused(error)
+        if is_server_trouble(error):
+            return False
+        intake.rests_until = self._clock() + self._timing.recovery_pause
+        if unavailable:
+            intake.outage.begin(error)
+        else:
+            log.error("delivery failed", extra=intake.lane.log_fields, exc_info=error)
+        if self._until_idle:
+            intake.lane.stop.set()
+        return True
 
-    def _bury(self, entries: Sequence[OutboxEntry], owner: bytes | None = None) -> None:
-        """Give up on the wanted events among these, and acknowledge the others. `owner`: as in `Outbox.give_up`."""
-        wanted: list[OutboxEntry] = []
-        unwanted: list[OutboxEntry] = []
-        for entry in entries:
-            if entry.pairs and not self._lane.subscription.wants(entry):
-                unwanted.append(entry)
+    def _make_group(self, intake: Intake) -> None:
+        """The group is missing (a fail-over, a flush), or could not be made before: make the group at its position."""
+        lane = intake.lane
+        try:
+            ensure_group(lane)
+            intake.behind = lane.parked = True
+        except redis.RedisError as error:
+            log.warning("the group could not be made", extra=lane.log_fields | {"error": str(error)})
+            intake.rests_until = self._clock() + self._timing.recovery_pause
+
+    def _pause(self) -> float:
+        """How long nothing has to be done, seconds."""
+        now = self._clock()
+        if self._chores:
+            return 0.0
+        at = min(self._refresh_at, self._heartbeat_at, now + self._timing.block)
+        if self._news:
+            at = min(at, self._news_at)
+        return max(0.0, min([at, *self._at.values()]) - now)
+
+    # ---- what nobody tells of
+
+    def _refresh(self) -> None:
+        """
+        Read Redis's clock, the states of the endpoints, which circuits an operator has closed, and what the groups have
+        taken and not acknowledged. Raises redis.RedisError.
+        """
+        lanes, keys, client = list(self._intakes), self._shard.keys, self._shard.client
+        for lane in lanes:
+            lane.state.save()
+        changes = [lane.state.changes for lane in lanes]
+        requests = [
+            Request(server_clock(client)),
+            Request(("XINFO STREAM", keys.events)),
+            Request(("XINFO GROUPS", keys.events)),
+            Request(("HGETALL", keys.endpoints)),
+            *([Request(("HMGET", keys.circuits, *(lane.endpoint for lane in lanes)))] if lanes else []),
+        ]
+        asked_at = time.monotonic()
+        moment, stream, groups, states, *closed = run(client, _replies(requests))
+        self._refresh_at = self._clock() + self._refresh_every
+        if self._corrected((micros_of(moment) or 0) / 1e6, asked_at):
+            self._refresh()
+            return
+        last = b"" if stream is None else stream["last-generated-id"]
+        by_name = {row["name"]: row for row in groups or ()}
+        for lane, change, closed_at in zip(lanes, changes, closed[0] if closed else (), strict=True):
+            intake = self._intakes[lane]
+            lane.state.learn(states.get(lane.endpoint.encode()), change)
+            if lane.publisher.operator_closes(closed_at):
+                log.warning("an operator has closed the circuit", extra=lane.log_fields)
+                intake.scan.end_waits()
+                lane.parked = True
+            intake.told()
+            if row := by_name.get(lane.group.encode()):
+                lane.parked = bool(row["pending"])
+                intake.position = row["last-delivered-id"]
+                intake.behind = intake.behind or row["last-delivered-id"] != last
             else:
-                wanted.append(entry)
-        self._lane.outbox.acknowledge_unwanted(self._lane.subscription, unwanted, owner)
-        self._acknowledger.give_up(wanted, self._lane.circuit.reason, owner)
+                intake.behind = True
+        self._touched.extend(lanes)
+        self._arrange()
+        if not self._until_idle:
+            self._publish([lane for lane in lanes if lane.live])
+
+    def _publish(self, lanes: Sequence[Lane]) -> None:
+        """Write the circuits of this process again when due, so operators see a living process."""
+        due = [(lane.endpoint, lane.publisher.note_when_due(lane.counts()["delivered"])) for lane in lanes]
+        self._circuits.write_all({endpoint: note for endpoint, note in due if note is not None})
+
+    def _corrected(self, now: float, asked_at: float) -> bool:
+        """
+        If Redis's clock was set back, by hand or by a fail-over to another host, correct what is stored and end all
+        waits. At the start the stored moments tell: no process may have run while the clock was set back. `now`: the
+        reading, seconds; `asked_at`: when it was asked for (monotonic). Returns whether what is stored may have
+        changed.
+        """
+        before, answered_at = self._clock_read
+        answer_at = time.monotonic()
+        behind, starts = before + asked_at - answered_at - now, not answered_at
+        self._shard.clock.set(int(now * 1000))
+        if starts or behind > SET_BACK:
+            behind = max(behind, correct_moments(self._shard) / 1000)
+        if behind > SET_BACK:
+            fields = {"shard": self._shard.name, "seconds": round(behind)}
+            log.warning("the clock of redis was set back: no event waits any longer", extra=fields)
+            for intake in self._intakes.values():
+                try:
+                    self._outbox.end_waits(intake.lane.group)
+                except redis.ResponseError as error:
+                    if not is_missing_group(error):
+                        raise
+                intake.scan.hurry()
+                if not starts:
+                    intake.lane.state.end_mute()
+        self._clock_read = now, answer_at
+        return starts or behind > SET_BACK
+
+    # ---- the end
+
+    def _last_round(self) -> bool:
+        """A run until idle ends after a round with nothing in hand that looks at everything once more."""
+        if self._holding():
+            return False
+        self._refresh()
+        for each in self._intakes.values():
+            each.behind = True
+            if not each.lane.brake.waiting:
+                each.lane.parked = True
+                each.scan.hurry()
+        self._reckon(self._intakes.values())
+        did, _ = self.round()
+        return did
+
+    def _held_elsewhere(self) -> bool:
+        return any(
+            self._outbox.groups.held_elsewhere(lane.group)
+            for lane in self._intakes
+            if not lane.resting and not lane.stop.is_set()
+        )
+
+    def _all_behind(self) -> None:
+        for each in self._intakes.values():
+            each.behind = each.lane.parked = True
+        self._refresh_at = 0.0
+
+    def _end(self) -> None:
+        """Release what is queued, and wait for the requests in flight while the heartbeats go on."""
+        for lane in (*self._intakes, *self._touched):
+            lane.stop.set()
+        self._pool.close()
+        while threads := self._pool.threads:
+            threads[0].join(1.0)
+            progress.step()
+            try:
+                with self._shard.reaching():
+                    self.heartbeat()
+            except (RedisUnavailable, redis.RedisError) as error:
+                log.info("no heartbeat", extra={"shard": self._shard.name, "error": str(error)})
+        for lane in (*self._intakes, *self._touched):
+            lane.end()
+        self._settler.end()
+
+
+def ensure_group(lane: Lane) -> None:
+    """
+    Make the group of a lane if it is missing. If the group belongs to a replay that has ended, the lane stops. Raises
+    redis.RedisError.
+    """
+    start = lane.subscription.start
+    made_at = lane.outbox.groups.ensure(lane.group, start)
+    lane.redelivery.counts_from_ms = made_at
+    if isinstance(start, StreamId) and not made_at:
+        lane.stop.set()
+
+
+def _replies(requests: Sequence[Request]) -> Operation[list[Any]]:
+    """The replies; None if the stream does not exist."""
+    replies = yield requests
+    for number, reply in enumerate(replies):
+        if isinstance(reply, redis.ResponseError) and is_missing_key(reply):
+            replies[number] = None
+        elif isinstance(reply, Exception):
+            raise reply
+    return replies

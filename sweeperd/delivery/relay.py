@@ -18,10 +18,11 @@ import redis
 
 from sweeperd import progress
 from sweeperd.config import CyclesSettings
-from sweeperd.delivery.acknowledger import Disposition, Settlement
+from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
-from sweeperd.delivery.senders import Sender
+from sweeperd.delivery.senders import Pace, Sender, Sent
+from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import Message, OutboxEntry, cycles_subscription, message
 from sweeperd.outbox.cycles_subscription import SYSTEM, CyclesSubscription
@@ -33,8 +34,6 @@ from sweeperd.text import decode, rfc3339, whole
 
 log = logging.getLogger(__name__)
 
-#: How many calls of the script are under way at a time: while Redis works on one, the process prepares the other.
-SENDERS = 2
 #: How long Redis may take for a call, µs, so that few calls take 2 ms; other clients wait. The estimate for a record is
 #: the median, and follows the calls by steps of this factor: a single long call is more likely the machine's.
 CALL_MICROS, STEP = 1500.0, 1.15
@@ -282,26 +281,22 @@ class Relay(Sender):
         lane: Lane,
         observe: Callable[[DeliveryResult], None],
         settings: CyclesSettings = CyclesSettings(),  # noqa: B008 - frozen
+        pace: Pace = Pace(),  # noqa: B008 - frozen
     ) -> None:
-        super().__init__(lane)
+        super().__init__(lane, pace)
         self._records = CyclesRecords(lane.shard, settings)
         self._observe = observe
 
     def close(self) -> None:
         """Nothing to close: the connections are the shard's."""
 
-    def _deliver(
-        self,
-        entries: Sequence[OutboxEntry],
-        *,
-        probe: bool = False,
-        attempts: int | None,  # noqa: ARG002 - one attempt says all: Redis has refused, or has not
-    ) -> list[Settlement]:
+    def _deliver(self, batch: Batch) -> Sent:
+        # One attempt says all: Redis has refused, or has not.
         settlements: list[Settlement] = []
-        left = entries
+        left: Sequence[OutboxEntry] = batch.entries
         while left:
-            if self._held_back(probe):
-                return [*settlements, Settlement(Disposition.RELEASE, left)]
+            if self._held_back(batch.probe):
+                return Sent([*settlements, Settlement(Disposition.RELEASE, left)])
             started = time.monotonic()
             progress.allow(self._lane.shard.patience)
             try:
@@ -309,10 +304,10 @@ class Relay(Sender):
                     done = self._records.write(left)
             except (RedisUnavailable, redis.RedisError) as error:
                 result = DeliveryResult(Result.FAILED, describe(error), seconds=time.monotonic() - started)
-                return settlements + self._refused(left, result, probe)
+                return Sent(settlements + self._refused(left, result, batch.probe))
             settlements += self._settlements(done, time.monotonic() - started)
             left = left[done.taken :]
-        return settlements
+        return Sent(settlements)
 
     def _settlements(self, done: Written, seconds: float) -> list[Settlement]:
         if self._lane.circuit.succeeded():

@@ -1,16 +1,22 @@
-"""Sends the batches of one endpoint, and decides by the result of a batch about the batch's events."""
+"""Sends the batches of a lane, and decides by the result of a batch about the batch's events."""
 
 import abc
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import redis
 
 from sweeperd import progress
-from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
+from sweeperd.cpu_turns import Turns
+from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import Batch, Lane
+from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.rate_limit import RateLimit
+from sweeperd.delivery.settler import Disposition, Settlement
+from sweeperd.delivery.webhook import HandOver, WebhookClient
 from sweeperd.errors import RedisUnavailable
 from sweeperd.outbox import OutboxEntry, WebhookRequest
 
@@ -21,66 +27,88 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 
 
-class Client(Protocol):
-    """The way of a request to an endpoint."""
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What becomes of a batch: its settlements, the batches to send at once, and a quick retry after a pause."""
 
-    def deliver(
-        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
-    ) -> DeliveryResult:
-        """Send the request, with at most so many attempts; each but the first only if `may_send` says so."""
+    settlements: Sequence[Settlement] = ()
+    batches: Sequence[Batch] = ()
+    #: The batch again, in so many seconds.
+    retry: Batch | None = None
+    pause: float = 0.0
 
-    def await_turn(self) -> bool:
-        """Wait until the endpoint may get a request. False: a stop came first."""
 
-    def close(self) -> None:
-        """Close the connections."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a batch waits for before it is sent: its turn beside a sweep, and `max_rate`."""
+
+    turns: Turns | None = None
+    limit: RateLimit | None = None
+    #: Called for each batch that has to wait for a sweep.
+    waits: Callable[[], None] = field(default=lambda: None)
+
+    def wait(self, batch: Batch) -> float:
+        """How long the batch waits before the next look, seconds; 0: the batch may be sent now."""
+        if self.turns is not None:
+            if batch.begins is None:
+                batch.begins = self.turns.book()
+                if batch.begins:
+                    self.waits()
+            if left := self.turns.wait(batch.begins):
+                return left
+        if self.limit is None:
+            return 0.0
+        left = self.limit.take(first=not batch.waited)
+        batch.waited = left > 0
+        return left
+
+    def measured(self) -> AbstractContextManager[None]:
+        """In the block the batch is sent."""
+        return self.turns.using() if self.turns is not None else contextlib.nullcontext()
 
 
 class Sender(abc.ABC):
-    """Sends the batches of one endpoint, or writes their records. Threads may share a sender."""
+    """Sends the batches of one lane, or writes their records. Threads may share a sender."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: Lane, pace: Pace = Pace()) -> None:
         self._lane = lane
+        self._pace = pace
         self._events = {result: lane.metrics.webhooks.events.labels(lane.endpoint, result) for result in Result}
 
-    def run(self, acknowledger: Acknowledger) -> None:
-        """The work of each sending thread: take a batch, wait for a turn, send, pass the settlements on."""
-        with self._lane.beats.work() as work:
-            while batch := self._lane.batches.take():
-                work.begin(batch.entries)
-                with self._lane.turn():
-                    settlements = self.send(batch)
-                for settlement in settlements:
-                    acknowledger.add(settlement)
-                work.end()
-                self._lane.batches.done()
+    @property
+    def limit(self) -> RateLimit | None:
+        """`max_rate`, if the endpoint has one."""
+        return self._pace.limit
 
-    def send(self, batch: Batch) -> list[Settlement]:
-        """Send a batch, with quick retries. Returns the settlements of the batch's events."""
+    def wait(self, batch: Batch) -> float:
+        """How long the batch waits before `send`, seconds; 0: not at all. What will not be sent does not wait."""
+        return 0.0 if self._held_back(batch.probe) else self._pace.wait(batch)
+
+    def send(self, batch: Batch) -> Sent:
+        """Send a batch once, or leave it if the lane rests or stops by now."""
         try:
-            return self._deliver(batch.entries, probe=batch.probe, attempts=1 if batch.probe else None)
+            with self._pace.measured():
+                return self._deliver(batch)
         except Exception:
             # A fault of sweeperd, not of the endpoint: the events wait like any other event.
             first = batch.entries[0]
             log.exception("events could not be sent", extra=self._lane.log_fields | {"stream_id": first.id.decode()})
-            return self._nack([entry._replace(alone=self._batches) for entry in batch.entries], "it cannot be sent")
+            if batch.hand_over:
+                batch.hand_over.end()
+            alone = self._lane.limits.events > 1
+            return Sent(self._nack([entry._replace(alone=alone) for entry in batch.entries], "it cannot be sent"))
 
     @abc.abstractmethod
     def close(self) -> None:
         """Close the connections."""
 
     @abc.abstractmethod
-    def _deliver(
-        self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
-    ) -> list[Settlement]:
-        """Deliver these events, each in one of the settlements."""
+    def _deliver(self, batch: Batch) -> Sent:
+        """Send this batch once."""
 
     def _held_back(self, probe: bool) -> bool:
-        return self._lane.stop.is_set() or self._lane.state.resting or (self._lane.circuit.open and not probe)
-
-    @property
-    def _batches(self) -> bool:
-        return self._lane.limits.events > 1
+        lane = self._lane
+        return lane.stop.is_set() or lane.state.resting or (lane.circuit.open and not probe)
 
     def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
         """The events wait for the next delivery; if an event is too old, the event is given up on."""
@@ -102,57 +130,58 @@ class Sender(abc.ABC):
 
 
 class BatchSender(Sender):
-    """Sends each batch as a request. Threads may share a sender."""
+    """Sends each batch as a request, with quick retries. No thread waits between two of them."""
 
-    def __init__(self, lane: Lane, client: Client, encode: Encode) -> None:
-        super().__init__(lane)
+    def __init__(self, lane: Lane, client: WebhookClient, encode: Encode, pace: Pace = Pace()) -> None:
+        super().__init__(lane, pace)
         self._client = client
         self._encode = encode
 
     def close(self) -> None:
         self._client.close()
 
-    def _deliver(
-        self, entries: Sequence[OutboxEntry], *, probe: bool = False, attempts: int | None
-    ) -> list[Settlement]:
-        if self._held_back(probe):
-            return [Settlement(Disposition.RELEASE, entries)]
-        request = self._encode(entries)
-        if len(entries) > 1 and len(request.body) > self._lane.limits.bytes:
-            return self._halves(entries, attempts)
+    def _deliver(self, batch: Batch) -> Sent:
+        held_back, hand_over = self._held_back(batch.probe), batch.hand_over
+        if hand_over is None:
+            if held_back:
+                return Sent([Settlement(Disposition.RELEASE, batch.entries)])
+            request = self._encode(batch.entries)
+            if len(batch.entries) > 1 and len(request.body) > self._lane.limits.bytes:
+                return Sent(batches=_halves(batch, batch.attempts))
+            attempts = 1 if batch.probe else batch.attempts
+            hand_over = batch.hand_over = self._client.hand_over(request, attempts)
+            batch.successes = self._lane.circuit.successes
+        # If the endpoint began to rest during the pause, the last result stands.
+        pause = None if held_back else hand_over.attempt()
+        if pause is not None:
+            return Sent(retry=batch, pause=pause)
+        return self._conclude(batch, hand_over)
 
-        def may_send() -> bool:
-            return self._client.await_turn() and not self._held_back(probe)
-
-        if not may_send():
-            return [Settlement(Disposition.RELEASE, entries)]
-        successes = self._lane.circuit.successes
-        result = self._client.deliver(request, attempts, may_send)
+    def _conclude(self, batch: Batch, hand_over: HandOver) -> Sent:
+        """The hand-over has ended."""
+        hand_over.end()
+        entries, request, result = batch.entries, hand_over.request, hand_over.result
         self._events[result.result].inc(len(entries))
         self._lane.attempts.record(entries, request.event_id, request.webhook_id, result)
         if result.delivered:
             self._succeeded(entries, request, result)
-            return [Settlement(Disposition.ACKNOWLEDGE, entries)]
+            return Sent([Settlement(Disposition.ACKNOWLEDGE, entries)])
         log_fields = self._request_fields(entries, request)
         log_fields |= {"reason": result.reason, "hand_overs": entries[0].deliveries}
         # In an outage all requests fail, and batches must not turn into single requests.
-        accepts_others = self._lane.circuit.successes > successes
-        # If some events were sent in vain before, one of them may be at fault, and no other request may ever tell.
+        accepts_others = self._lane.circuit.successes > batch.successes
+        # If some events failed before, one of them may be at fault, and no other request may ever tell.
         again = not result.retry_after and any(entry.deliveries > 1 for entry in entries)
         if len(entries) > 1 and not result.gone and (result.content_refused or accepts_others or again):
             log.warning("a batch was not delivered and is halved", extra=log_fields)
-            return self._halves(entries, attempts=1)
+            return Sent(batches=_halves(batch, 1))
         log.warning("not delivered", extra=log_fields)
-        self._failed(entries, result, probe)
+        self._failed(entries, result, batch.probe)
         if result.gone:
-            return [Settlement(Disposition.NACK, entries)]
+            return Sent([Settlement(Disposition.NACK, entries)])
         if result.refused and len(entries) == 1:
-            entries = [entries[0]._replace(alone=self._batches)]
-        return self._nack(entries, result.reason)
-
-    def _halves(self, entries: Sequence[OutboxEntry], attempts: int | None) -> list[Settlement]:
-        middle = (len(entries) + 1) // 2
-        return self._deliver(entries[:middle], attempts=attempts) + self._deliver(entries[middle:], attempts=attempts)
+            entries = (entries[0]._replace(alone=self._lane.limits.events > 1),)
+        return Sent(self._nack(entries, result.reason))
 
     def _succeeded(self, entries: Sequence[OutboxEntry], request: WebhookRequest, result: DeliveryResult) -> None:
         if self._lane.circuit.succeeded():
@@ -183,3 +212,8 @@ class BatchSender(Sender):
         if entries[0].only_for is not None:
             fields["replay"] = True
         return fields | ({"events": len(entries)} if len(entries) > 1 else {})
+
+
+def _halves(batch: Batch, attempts: int | None) -> list[Batch]:
+    middle = (len(batch.entries) + 1) // 2
+    return [Batch(part, attempts=attempts) for part in (batch.entries[:middle], batch.entries[middle:])]

@@ -1,64 +1,50 @@
 """
-Webhooks to one endpoint: the keys that sign a request, `max_rate`, the signed request itself, and its quick retries.
+Webhooks to one endpoint: the keys that sign a request, the signed request itself, and its quick retries.
 
 With an asymmetric key (`whsk_`) the receiver needs the public key only, and cannot sign in sweeperd's name. Such keys
 need the cryptography package, an extra: only functions about such keys import the package.
 """
 
 import base64
+import contextlib
 import functools
 import hashlib
 import hmac
 import http.client
 import json
-import logging
-import math
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import redis
 import requests
 import tenacity
 import urllib3
 import urllib3.exceptions
-from prometheus_client import Counter
 
 from sweeperd import __version__, progress, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.config.secrets import PRIVATE, PUBLIC, ed25519_pair, hmac_key
-from sweeperd.context import DEFAULT_TIMING, Timing
-from sweeperd.delivery.http import DeliveryResult, Transport, failed, judge
-from sweeperd.errors import RedisUnavailable
-from sweeperd.logs import Outage
+from sweeperd.delivery.http import DeliveryResult, Result, Transport, failed, judge
 from sweeperd.outbox import WebhookRequest
 from sweeperd.outbox.masking import Masker
-from sweeperd.store import Clock, Shard
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store import Clock
 from sweeperd.tracing import Span
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-log = logging.getLogger(__name__)
-
+#: The strategies of tenacity decide about a retry; nothing of it sleeps.
+_NO_RETRYING = tenacity.Retrying()
 #: How much of a response is read, bytes. If a response is read to the end, the connection can be used again.
 RESPONSE_LIMIT = 64 * 1024
 #: In how many pieces a response is read at most: each takes CPU time, and the receiver chooses the size of its chunks.
 PIECES = 256
 #: How much of a response's body is kept for `endpoints test`, bytes.
 KEPT = 4 * 1024
-#: After a pause so many seconds' worth of requests may come at once, one request at least.
-BURST = 0.25
-#: A process takes the tokens of so many seconds at once, or of a round trip if a round trip takes longer.
-AHEAD = 0.02
-#: The shortest wait for a token, seconds: by then there may be several.
-SHORTEST_WAIT = 0.005
-#: If tokens are not used for so long, seconds, they lapse.
-LAPSE = 1.0
 #: `Retry-After` mutes the endpoint by Redis's clock, and a reading of that clock may be late by so much, seconds.
 CLOCK_ERROR = 0.1
 
@@ -130,81 +116,6 @@ def _scheme(secret: str) -> tuple[str, Callable[[bytes], bytes]]:
     return "v1", lambda signed: hmac.digest(key, signed, hashlib.sha256)
 
 
-class RateLimit:
-    """
-    `max_rate` on one shard: how many requests a second the endpoint gets from all processes together. The bucket is in
-    Redis, so all processes take tokens from the same bucket, by Redis's clock. Threads may share a limit.
-
-    `per_second`: the shard's part of `max_rate`, because shards share no Redis. `waits` counts the requests that had to
-    wait.
-    """
-
-    def __init__(
-        self, shard: Shard, endpoint: str, per_second: float, waits: Counter, timing: Timing = DEFAULT_TIMING
-    ) -> None:
-        self.per_second = per_second
-        #: How many requests a full bucket lets through at once.
-        self.burst = max(1, math.floor(per_second * BURST))
-        self._shard = shard
-        self._endpoint = endpoint
-        self._waits = waits
-        self._recovery_pause = timing.recovery_pause
-        self._clock = timing.clock
-        self._script = Script("delivery/take_tokens")
-        self._outage = Outage(log, "max_rate", {"shard": shard.name, "endpoint": endpoint})
-        self._lock = threading.Lock()
-        self._tokens = 0
-        #: Monotonic: when the tokens lapse, and when to ask for more.
-        self._lapse_at = self._ask_at = 0.0
-        self._round_trip = 0.0
-
-    def take(self, stop: threading.Event) -> bool:
-        """Wait for a token, the right to send one request. False: the stop came first."""
-        waited = False
-        while not stop.is_set():
-            progress.allow(self._shard.patience)  # another sender may be asking Redis
-            with self._lock:
-                wait = self._try()
-            if not wait:
-                return True
-            if not waited:
-                self._waits.inc()
-                waited = True
-            progress.pause(stop, wait)
-        return False
-
-    def _try(self) -> float:
-        """Take a token; if there is none, return how long to wait before the next try, seconds."""
-        now = self._clock()
-        if now >= self._lapse_at:
-            self._tokens = 0
-        if not self._tokens:
-            if now < self._ask_at:
-                return self._ask_at - now
-            wait = self._ask()
-            if not self._tokens:
-                self._ask_at = self._clock() + wait
-                return wait
-        self._tokens -= 1
-        return 0.0
-
-    def _ask(self) -> float:
-        """Ask Redis for tokens. Returns how long to wait if there are none, seconds. If Redis fails, send nothing."""
-        wanted = max(1, min(self.burst, math.ceil(self.per_second * max(AHEAD, self._round_trip))))
-        call = Call([self._shard.keys.pace], [self._endpoint, repr(1e6 / self.per_second), self.burst, wanted])
-        began = self._clock()
-        try:
-            with self._shard.reaching():
-                taken, micros = self._script.run(self._shard.client, call)
-        except (RedisUnavailable, redis.RedisError) as error:
-            self._outage.begin(error)
-            return self._recovery_pause
-        self._outage.end()
-        self._round_trip = self._clock() - began
-        self._tokens, self._lapse_at = int(taken), self._clock() + LAPSE
-        return max(SHORTEST_WAIT, int(micros) / 1e6)
-
-
 @dataclass(frozen=True, slots=True)
 class Exchange:
     """A request and its response. Headers and body may hold secrets: mask them before printing."""
@@ -220,12 +131,47 @@ class Exchange:
         return f"Exchange({self.outcome})"
 
 
+class HandOver:
+    """
+    The hand-over of one request: the first attempt, and quick retries while a retry may help. No retry follows if
+    `Retry-After` is longer than the longest back-off, or if a batch of several events is refused: only a smaller batch
+    can help. Only one thread at a time may use it. `end` has to follow.
+    """
+
+    def __init__(self, client: "WebhookClient", request: WebhookRequest, attempts: int | None) -> None:
+        self.request = request
+        #: The result of the last attempt, those before it included.
+        self.result = DeliveryResult(Result.FAILED, "it was not sent")
+        self._client = client
+        self._attempts = attempts
+        self._earlier: list[DeliveryResult] = []
+        self._number = 0
+        self._open = contextlib.ExitStack()
+        self._span = self._open.enter_context(client.span(request))
+
+    def attempt(self) -> float | None:
+        """Send the request once. Returns how long to wait before the next attempt, seconds; None: none follows."""
+        if self._number:
+            self._earlier.append(replace(self.result, earlier=()))
+        self._number += 1
+        result = self._client.send(self.request, self._span).outcome
+        self.result = replace(result, earlier=tuple(self._earlier)) if self._earlier else result
+        if result.delivered or (self.request.events > 1 and result.content_refused):
+            return None
+        return self._client.pause_after(self._number, result, self._attempts)
+
+    def end(self) -> None:
+        """No attempt follows."""
+        if not self.result.delivered:
+            self._span.fail(self.result.reason)
+        self._open.close()
+
+
 class WebhookClient:
     """
     The connections and the keys of one endpoint. Threads may share a client.
 
-    `observe` is called with the result of each single request. `stop` ends the waits between retries. `limit`:
-    `max_rate`, shared by all clients of the endpoint.
+    `observe` is called with the result of each single request.
     """
 
     def __init__(
@@ -235,10 +181,7 @@ class WebhookClient:
         clock: Clock,
         connections: int,
         observe: Callable[[DeliveryResult], None],
-        stop: threading.Event,
-        limit: RateLimit | None = None,
     ) -> None:
-        self._limit = limit
         self._name = endpoint.name
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()
@@ -248,68 +191,52 @@ class WebhookClient:
         self._backoff = tenacity.wait_random_exponential(multiplier=initial, max=self._longest_wait)
         self._clock = clock
         self._observe = observe
-        self._stop = stop
         headers = {name: value.get_secret_value() for name, value in endpoint.headers.items()} | {
             "User-Agent": f"sweeperd/{__version__}"
         }
         self._masker = Masker(endpoint)
         #: Of one exchange, seconds.
         self._time_limit = connect_timeout + timeout
-        self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
+        self._connecting = threading.Lock()
+        self._connect = functools.partial(Transport, endpoint, headers, connections, connect_timeout, timeout)
+        #: Made at the first request: two thirds of the time to make a lane.
+        self._transport: Transport | None = None
 
-    def deliver(
-        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
-    ) -> DeliveryResult:
-        """
-        Send this request, and retry quickly while a retry may help, and while `may_send` (by default `await_turn`) lets
-        a retry through: `attempts` requests at most. Returns the last result. No retry follows if `Retry-After` is
-        longer than the longest back-off, or if a batch of several events is refused: only a smaller batch can help.
-        """
-        with tracing.delivery(self._name, request.trace_ids) as span:
-            result = self._send(request, span).outcome
-            # Most requests need no retry, and tenacity costs a tenth of a request.
-            if self._retryable(result) and not (request.events > 1 and result.content_refused):
-                result = self._retry(request, result, attempts or self._attempts, may_send or self.await_turn, span)
-            if not result.delivered:
-                span.fail(result.reason)
-        return result
-
-    def _retry(
-        self, request: WebhookRequest, result: DeliveryResult, attempts: int, may_send: Callable[[], bool], span: Span
-    ) -> DeliveryResult:
-        """`result` is the result of the first attempt."""
-        retrying = tenacity.Retrying(
-            stop=tenacity.stop_after_attempt(attempts) | tenacity.stop_when_event_set(self._stop),
-            wait=self._wait,
-            retry=tenacity.retry_if_result(self._retryable),
-            retry_error_callback=_last_result,
-            sleep=self._sleep,
-        )
-        earlier: list[DeliveryResult] = []
-        for attempt in retrying:
-            number = attempt.retry_state.attempt_number
-            if number > 1 and not may_send():
-                break  # during the wait the stop came, or the endpoint began to rest
-            with attempt:
-                if number > 1:
-                    earlier.append(result)
-                    result = self._send(request, span).outcome
-            attempt.retry_state.set_result(result)
-        return replace(result, earlier=tuple(earlier))
-
-    def await_turn(self) -> bool:
-        """Wait until the endpoint may get a request. False: a stop came first."""
-        return not self._stop.is_set() if self._limit is None else self._limit.take(self._stop)
+    def hand_over(self, request: WebhookRequest, attempts: int | None = None) -> HandOver:
+        """A hand-over of this request, with `attempts` requests at most; by default as many as the settings say."""
+        return HandOver(self, request, attempts)
 
     def close(self) -> None:
-        self._transport.close()
+        """Close the connections."""
+        with self._connecting:
+            if self._transport is not None:
+                self._transport.close()
+
+    def span(self, request: WebhookRequest) -> AbstractContextManager[Span]:
+        """The span of a hand-over."""
+        return tracing.delivery(self._name, request.trace_ids)
+
+    def pause_after(self, number: int, result: DeliveryResult, attempts: int | None) -> float | None:
+        """
+        Seconds before the attempt after this one: exponential back-off with full jitter, or the receiver's
+        `Retry-After` if longer. None: there is none.
+        """
+        if result.gone or (result.retry_after is not None and result.retry_after > self._longest_wait):
+            return None
+        state = tenacity.RetryCallState(_NO_RETRYING, None, (), {})
+        state.attempt_number = number
+        if tenacity.stop_after_attempt(attempts or self._attempts)(state):
+            return None
+        asked = result.retry_after
+        return max(self._backoff(state), asked + CLOCK_ERROR if asked else 0.0)
 
     def send_once(self, request: WebhookRequest) -> Exchange:
         """Send this request, without retries."""
-        with tracing.delivery(self._name, request.trace_ids) as span:
-            return self._send(request, span)
+        with self.span(request) as span:
+            return self.send(request, span)
 
-    def _send(self, webhook: WebhookRequest, span: Span) -> Exchange:
+    def send(self, webhook: WebhookRequest, span: Span) -> Exchange:
+        """Send this request once, in the span of its hand-over."""
         # The receiver compares the timestamp with its own clock; sweeperd trusts only Redis's clock.
         timestamp = self._clock.now_ms() // 1000
         headers, body = self._headers(webhook, timestamp, span.traceparent), b""
@@ -317,9 +244,10 @@ class WebhookClient:
         started = time.monotonic()
         progress.allow(self._time_limit)
         try:
-            request = self._transport.request(headers, webhook.body)
+            transport = self._transport or self._connected()
+            request = transport.request(headers, webhook.body)
             headers = dict(request.headers)
-            response = self._transport.send(request)
+            response = transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             mask = functools.partial(self._masker.text, sent=headers)
             result = failed(error, time.monotonic() - started, self._clock.now_ms(), mask)
@@ -340,25 +268,11 @@ class WebhookClient:
             headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
 
-    def _sleep(self, seconds: float) -> None:
-        progress.pause(self._stop, seconds)
-
-    def _wait(self, retry_state: tenacity.RetryCallState) -> float:
-        """Seconds: exponential back-off with full jitter, or the receiver's `Retry-After` if longer."""
-        asked = _last_result(retry_state).retry_after
-        return max(self._backoff(retry_state), asked + CLOCK_ERROR if asked else 0.0)
-
-    def _retryable(self, result: DeliveryResult) -> bool:
-        if result.delivered or result.gone:
-            return False
-        return result.retry_after is None or result.retry_after <= self._longest_wait
-
-
-def _last_result(retry_state: tenacity.RetryCallState) -> DeliveryResult:
-    if retry_state.outcome is None:
-        raise RuntimeError("there was no attempt")
-    result: DeliveryResult = retry_state.outcome.result()
-    return result
+    def _connected(self) -> Transport:
+        with self._connecting:
+            if self._transport is None:
+                self._transport = self._connect()
+            return self._transport
 
 
 def _read_some(response: Any) -> bytes:

@@ -162,7 +162,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     events, letters, endpoints, circuits = keys.events, keys.dead_letters, keys.endpoints, keys.circuits
     yield granted(Duty.STATUS, events, "EXISTS XLEN XRANGE XREVRANGE XPENDING XINFO|STREAM XINFO|GROUPS")
     yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|SETID XGROUP|DELCONSUMER XINFO|CONSUMERS")
-    yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREADGROUP")
+    yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREAD XREADGROUP")
     yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|SETID XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
     yield granted(Duty.OPERATE, events, "XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER")
     yield granted(Duty.STATUS, letters, "XLEN XRANGE XREVRANGE XINFO|STREAM")
@@ -175,7 +175,7 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.SWEEP, keys.groups, "HSET HDEL")
     yield granted(Duty.DELIVER, keys.groups, "HSET HDEL")
     yield granted(Duty.OPERATE, keys.groups, "HSET HDEL")
-    yield granted(Duty.STATUS, circuits, "HGETALL")
+    yield granted(Duty.STATUS, circuits, "HGETALL HMGET")
     yield granted(Duty.DELIVER, circuits, "HSET HDEL")
     yield granted(Duty.OPERATE, circuits, "HSET")
     yield granted(Duty.STATUS, keys.attempts(_ANY), "XREVRANGE")

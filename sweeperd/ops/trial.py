@@ -2,7 +2,6 @@
 
 import json
 import secrets
-import threading
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -29,7 +28,7 @@ def try_out(shard: Shard, endpoint: EndpointSettings, webhooks: WebhooksSettings
     """
     from sweeperd.delivery.webhook import KEPT, WebhookClient  # noqa: PLC0415  only a test sends: requests is large
 
-    webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None, threading.Event())
+    webhook = WebhookClient(endpoint, webhooks, shard.clock, 1, lambda _result: None)
     requests = accepted = 0
     try:
         while accepted < count:

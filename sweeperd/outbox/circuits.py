@@ -1,6 +1,7 @@
 """Stores the circuits of every process by endpoint, for operators and for other processes."""
 
-from collections.abc import Callable, Collection
+import functools
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -9,9 +10,12 @@ import redis
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.document import Note
 from sweeperd.store.errors import is_server_trouble
-from sweeperd.store.scripts import Call, Script
+from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
+
+#: How many notes one command writes, while other clients wait.
+NOTES_COUNT = 250
 
 
 class CircuitNote(Note):
@@ -114,7 +118,13 @@ class CircuitStateStore:
 
     def write(self, endpoint: str, note: CircuitNote) -> None:
         """Publish a note. A refused write is ignored, because only operators miss it. Raises redis.RedisError."""
-        self._change(lambda: self._set(f"{endpoint}@{note.process}", note.model_dump_json()))
+        self.write_all({endpoint: note})
+
+    def write_all(self, notes: Mapping[str, CircuitNote]) -> None:
+        """`write` for many endpoints."""
+        for some in batches(list(notes.items()), NOTES_COUNT):
+            fields = [part for name, note in some for part in (f"{name}@{note.process}", note.model_dump_json())]
+            self._change(functools.partial(self._set, *fields))
 
     def remove(self, endpoint: str, process: str) -> None:
         """Remove the note of a process that shuts down. Raises redis.RedisError."""
@@ -131,18 +141,14 @@ class CircuitStateStore:
         """Close the circuit in all processes within seconds. Raises redis.RedisError."""
         self._set(endpoint, str(self._clock.now_ms()))
 
-    def closed_at(self, endpoint: str) -> bytes | None:
-        """When an operator last closed the circuit, if ever. Raises redis.RedisError."""
-        return cast(bytes | None, self._client.hget(self._key, endpoint))
-
     def _notes(self, prefix: str = "") -> dict[bytes, CircuitNote]:
         """The notes by field. An unreadable note counts as outdated."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         named = {field: value for field, value in fields.items() if b"@" in field and field.startswith(prefix.encode())}
         return {field: CircuitNote.parse(value) or CircuitNote() for field, value in named.items()}
 
-    def _set(self, field: str, value: str) -> None:
-        self._set_field.run(self._client, Call([self._key], [field, value]))
+    def _set(self, *fields: str) -> None:
+        self._set_field.run(self._client, Call([self._key], fields))
 
     @staticmethod
     def _change(change: Callable[[], object]) -> None:

@@ -52,13 +52,12 @@ class EndpointStateStore:
 
     def read(self, endpoint: str) -> EndpointState:
         """Raises redis.RedisError."""
-        entry = self._client.hget(self._key, endpoint)
-        return self._parse(entry) if isinstance(entry, bytes) else EndpointState()
+        return self.parse(cast(bytes | None, self._client.hget(self._key, endpoint)))
 
     def read_all(self) -> dict[str, EndpointState]:
         """The states of all endpoints that are paused or muted, with one command. Raises redis.RedisError."""
         fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
-        return {decode(endpoint): self._parse(entry) for endpoint, entry in fields.items()}
+        return {decode(endpoint): self.parse(entry) for endpoint, entry in fields.items()}
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
         """
@@ -67,7 +66,7 @@ class EndpointStateStore:
         """
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
         call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
-        return self._parse(self._set_state.run(self._client, call))
+        return self.parse(self._set_state.run(self._client, call))
 
     def pause(self, endpoint: str, reason: str) -> EndpointState:
         """Stop sending on all replicas until `resume`. Raises redis.RedisError."""
@@ -81,7 +80,10 @@ class EndpointStateStore:
         """Send again on all replicas. False if the endpoint was neither paused nor muted. Raises redis.RedisError."""
         return bool(self._client.hdel(self._key, endpoint))
 
-    def _parse(self, entry: bytes) -> EndpointState:
+    def parse(self, entry: bytes | None) -> EndpointState:
+        """The state by its entry; without an entry the endpoint is neither paused nor muted."""
+        if entry is None:
+            return EndpointState()
         # An unreadable entry counts as paused, because the receiver may be.
         return EndpointState.parse(entry) or EndpointState(
             paused_at=0, reason=f"the entry in {self._key.decode()} cannot be read"

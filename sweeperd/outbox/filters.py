@@ -138,13 +138,19 @@ class Filters:
         self._process = process
         self._timing = timing
         self._note = Script("delivery/note_filters")
-        self._own = {endpoint.name: FilterNote.of(endpoint) for endpoint in endpoints}
-        self._text = _NOTES.dump_json(self._own, exclude_none=True)
         self._updating = threading.Lock()
         self._next_at = 0.0
         self._known = LivingFilters()
         #: The filters known before Redis lost notes, and until when to use them (monotonic).
         self._lost, self._lost_until = LivingFilters(), 0.0
+        self.change(endpoints)
+
+    def change(self, endpoints: Iterable[EndpointSettings]) -> None:
+        """These are the endpoints from now on; the next `update` notes them."""
+        with self._updating:
+            self._own = {endpoint.name: FilterNote.of(endpoint) for endpoint in endpoints}
+            self._text = _NOTES.dump_json(self._own, exclude_none=True)
+            self._next_at = 0.0
 
     def update(self) -> None:
         """Publish the filters if due: before the first read, then every few seconds. Raises redis.RedisError."""

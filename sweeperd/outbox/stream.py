@@ -11,7 +11,7 @@ import itertools
 import operator
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox.announcements import Announcements
@@ -19,10 +19,10 @@ from sweeperd.outbox.event import OutboxEntry
 from sweeperd.outbox.filters import RELEASED, Filters
 from sweeperd.outbox.groups import CLAIM_COUNT, LONG_IDLE_MS, PARKED, PARKED_ALONE, ConsumerGroups, is_waiting
 from sweeperd.outbox.subscription import Subscription
-from sweeperd.store import streams
-from sweeperd.store.scripts import Call, Script, batches
+from sweeperd.store.operations import Operation, Request, ask, operation, run, run_scripts
+from sweeperd.store.scripts import Call, Script, accepted, batches
 from sweeperd.store.shard import Shard
-from sweeperd.store.streams import FIRST, LAST, after, milliseconds
+from sweeperd.store.streams import FIRST, LAST, StreamRow, after, milliseconds
 
 #: How many events one command acknowledges, in 0.3 ms on Redis 7.0.
 ACKNOWLEDGE_COUNT = 1000
@@ -70,8 +70,8 @@ class Outbox:
         self._replication = replication or Replication()
         self._timing = timing
         self.announcements = announcements or Announcements(shard.clock)
-        self._client = shard.client
-        self._client.set_response_callback("XREADGROUP", _entries)
+        self.client = shard.client
+        self.client.set_response_callback("XREADGROUP", _entries)
         self._key = shard.keys.events
         self._dead_letters = shard.keys.dead_letters
         #: The name of this process in the consumer groups.
@@ -85,42 +85,58 @@ class Outbox:
         #: The consumer groups of the endpoints.
         self.groups = groups or ConsumerGroups(shard, consumer, timing=timing)
 
-    def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
-        """Read new events, and wait up to `block_ms` for the first one."""
-        block = block_ms or None
-        entries: Any = self._client.xreadgroup(group, self.consumer, {self._key: ">"}, count=count, block=block)
-        return cast(list[OutboxEntry], entries)
+    @operation
+    def read(self, group: str, count: int) -> Operation[list[OutboxEntry]]:
+        """Read new events."""
+        entries: list[OutboxEntry] = yield from ask(
+            "XREADGROUP", "GROUP", group, self.consumer, "COUNT", count, "STREAMS", self._key, ">"
+        )
+        return entries
 
+    @operation
+    def untaken(self, position: bytes, before_ms: int, count: int) -> Operation[int]:
+        """How many events after `position`, up to `count`, were added before `before_ms`."""
+        last = str(before_ms - 1).encode()
+        return len((yield from ask("XRANGE", self._key, after(position), last, "COUNT", count)))
+
+    @operation
     def pending(
         self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
-    ) -> list[Pending]:
+    ) -> Operation[list[Pending]]:
         """
         A page of up to PAGE pending events after `previous`, in the order of their ids, of one owner or of all, idle
         for at least `idle_ms`. A shorter page is the last.
         """
         first = FIRST if previous is None else after(previous)
-        rows = self._client.xpending_range(self._key, group, first, LAST, PAGE, owner, idle_ms)
+        idle = () if idle_ms is None else ("IDLE", idle_ms)
+        owners = () if owner is None else (owner,)
+        rows: list[dict[str, Any]] = yield from ask(
+            "XPENDING", self._key, group, *idle, first, LAST, PAGE, *owners, parse_detail=True
+        )
         return [
             Pending(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
-            for row in cast(list[dict[str, Any]], rows)
+            for row in rows
         ]
 
-    def parked(self, group: str, previous: bytes | None = None) -> list[Pending]:
+    @operation
+    def parked(self, group: str, previous: bytes | None = None) -> Operation[list[Pending]]:
         """A page of the events that wait for a retry; those that no batch may include come last."""
-        return self.pending(group, previous, PARKED) or self.pending(group, previous, PARKED_ALONE)
+        together = yield from self.pending.part(group, previous, PARKED)
+        return together or (yield from self.pending.part(group, previous, PARKED_ALONE))
 
-    def orphaned(self, subscription: Subscription, in_hand: Container[bytes], count: int) -> list[Pending]:
+    @operation
+    def orphaned(self, subscription: Subscription, in_hand: Container[bytes], count: int) -> Operation[list[Pending]]:
         """
         Up to `count` events of dead processes, released events for this process, and events of this process that are
         not `in_hand`. Reads one page for each owner.
         """
         found: list[Pending] = []
-        for owner in self._owners(subscription.group):
+        for owner in (yield from self._owners(subscription.group)):
             if is_waiting(owner) and not self.may_take(subscription, owner):
                 continue
             if len(found) < count:
                 idle_ms = int(self._timing.take_over_after * 1000)
-                page = self.pending(subscription.group, owner=owner, idle_ms=idle_ms)
+                page = yield from self.pending.part(subscription.group, owner=owner, idle_ms=idle_ms)
                 found += [pending for pending in page if pending.id not in in_hand]
         return found[:count]
 
@@ -130,18 +146,21 @@ class Outbox:
 
     def in_hand(self, group: str) -> bool:
         """Whether a living process has events of the group in hand."""
-        pages = (self.pending(group, owner=owner) for owner in self._owners(group) if not is_waiting(owner))
+        owners = run(self.client, self._owners(group))
+        pages = (self.pending(group, owner=owner) for owner in owners if not is_waiting(owner))
         return any(pending.idle_ms < self._timing.take_over_after * 1000 for page in pages for pending in page)
 
-    def look_up(self, listed: Sequence[Pending]) -> list[OutboxEntry]:
+    @operation
+    def look_up(self, listed: Sequence[Pending]) -> Operation[list[OutboxEntry]]:
         """Read these events without claiming them. An event that was trimmed has no fields."""
-        rows_of = streams.exactly(self._client, self._key, (pending.id for pending in listed))
+        rows_of = yield from self._exactly(listed)
         return [
             OutboxEntry.of(pending.id, pending.deliveries, rows[0][1] if rows else {}, pending.owner == PARKED_ALONE)
             for pending, rows in zip(listed, rows_of, strict=True)
         ]
 
-    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
+    @operation
+    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> Operation[list[OutboxEntry]]:
         """
         Claim these events for another delivery, except those that have changed their owner since. An event that was
         trimmed is returned without fields and is not claimed, because a claim would make Redis 7 drop it from the
@@ -149,22 +168,24 @@ class Outbox:
         """
         if not wanted:
             return []
-        rows_of = streams.exactly(self._client, self._key, (pending.id for pending in wanted))
+        rows_of = yield from self._exactly(wanted)
         found = list(zip(wanted, rows_of, strict=True))
         gone = [OutboxEntry(pending.id, pending.deliveries, []) for pending, rows in found if not rows]
-        claimed: set[bytes] = set()
+        calls: list[Call] = []
         listed = operator.attrgetter("owner", "deliveries")
         there = sorted((pending for pending, rows in found if rows), key=listed)
         for (owner, deliveries), some in itertools.groupby(there, listed):
             ids = [pending.id for pending in some]
-            claimed.update(self._own(self._owning(group, owner, self._consumer, ids, 0, deliveries + 1, min_idle_ms)))
+            calls += self._owning(group, owner, self._consumer, ids, 0, deliveries + 1, min_idle_ms)
+        claimed = set((yield from self._own(calls)))
         return gone + [
             OutboxEntry.of(pending.id, pending.deliveries + 1, rows[0][1], pending.owner == PARKED_ALONE)
             for pending, rows in found
             if pending.id in claimed
         ]
 
-    def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> bool:
+    @operation
+    def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> Operation[bool]:
         """
         Wait until the configured number of replicas has these events, and so their expiries. Returns whether they do;
         True at once if no replicas are configured.
@@ -174,37 +195,44 @@ class Outbox:
             return True
         # The reply must arrive before the socket times out.
         timeout = min(self._replication.timeout_seconds, self._shard.socket_timeout / 2)
-        pipeline: Any = self._client.pipeline(transaction=False)
         # WAIT covers only writes of its own connection, and other connections wrote the expiries. A replica applies all
         # writes in order, so one that has this XCLAIM has the expiries too. XREADGROUP is not enough, because it may
-        # have blocked since before the expiries.
-        for call in self._owning(group, self._consumer, self._consumer, ids, 0):
-            # EVAL, because a pipeline could not resend the script after NOSCRIPT.
-            pipeline.eval(self._change_owner.source, len(call.keys), *call.keys, *call.args)
-        pipeline.wait(wanted, int(timeout * 1000))
-        *changed, having = pipeline.execute()
+        # have run before the expiries.
+        requests = [
+            # EVAL, because after NOSCRIPT the script would be sent again behind the WAIT.
+            Request(("EVAL", self._change_owner.source, len(call.keys), *call.keys, *call.args))
+            for call in self._owning(group, self._consumer, self._consumer, ids, 0)
+        ]
+        *changed, having = accepted((yield [*requests, Request(("WAIT", wanted, int(timeout * 1000)))]))
         return sum(map(len, changed)) == len(ids) and int(having) >= wanted
 
-    def heartbeat(self, group: str, ids: Sequence[bytes]) -> None:
+    @operation
+    def heartbeat(self, group: str, ids: Sequence[bytes]) -> Operation[None]:
         """
         Reset the idle time of these events, so that no other process claims them. Skips an event that was parked since,
         or claimed by another process while this one was suspended.
         """
-        self._own(self._owning(group, self._consumer, self._consumer, ids, 0))
+        yield from self._own(self._owning(group, self._consumer, self._consumer, ids, 0))
 
-    def nack(self, group: str, entries: Sequence[OutboxEntry]) -> None:
+    @operation
+    def nack(self, group: str, entries: Sequence[OutboxEntry]) -> Operation[None]:
         """Park the events of a failed delivery that this process still owns. The back-off starts now."""
+        calls: list[Call] = []
         for owner in (PARKED, PARKED_ALONE):
             ids = [entry.id for entry in entries if entry.alone == (owner == PARKED_ALONE)]
-            self._own(self._owning(group, self._consumer, owner, ids, 0))
+            calls += self._owning(group, self._consumer, owner, ids, 0)
+        yield from self._own(calls)
 
-    def release(self, group: str, entries: Sequence[OutboxEntry]) -> None:
+    @operation
+    def release(self, group: str, entries: Sequence[OutboxEntry]) -> Operation[None]:
         """Park events that were read but not sent, so that any process may claim them at once."""
         by_deliveries: dict[int, list[bytes]] = {}
         for entry in entries:
             by_deliveries.setdefault(entry.deliveries, []).append(entry.id)
+        calls: list[Call] = []
         for deliveries, ids in by_deliveries.items():
-            self._own(self._owning(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1))
+            calls += self._owning(group, self._consumer, PARKED, ids, LONG_IDLE_MS, deliveries - 1)
+        yield from self._own(calls)
 
     def end_waits(self, group: str) -> None:
         """
@@ -212,19 +240,22 @@ class Outbox:
         caught up, Redis reports idle times of 0, so that no back-off would end and no process would look dead.
         """
         self.groups.make_due(group)
-        for owner in self._owners(group):
+        for owner in run(self.client, self._owners(group)):
             page = [] if is_waiting(owner) else self.pending(group, owner=owner)
             while page:
-                self._own(self._owning(group, owner, owner, [pending.id for pending in page], 0))
+                calls = self._owning(group, owner, owner, [pending.id for pending in page], 0)
+                run(self.client, self._own(calls))
                 page = self.pending(group, page[-1].id, owner)
 
-    def acknowledge(self, group: str, ids: Sequence[bytes]) -> int:
+    @operation
+    def acknowledge(self, group: str, ids: Sequence[bytes]) -> Operation[int]:
         """Acknowledge these events. Returns how many of them were pending."""
-        return int(self._client.xack(self._key, group, *ids)) if ids else 0
+        return int((yield from ask("XACK", self._key, group, *ids))) if ids else 0
 
+    @operation
     def acknowledge_unwanted(
         self, subscription: Subscription, entries: Sequence[OutboxEntry], owner: bytes | None = None
-    ) -> None:
+    ) -> Operation[None]:
         """
         Acknowledge events that the subscription does not want, or release those that another living process wants. If
         any filter has changed since, decide again. If the call fails, the events stay pending and are retried after
@@ -244,12 +275,13 @@ class Outbox:
             done = 0
             for part in batches(nobodys, ACKNOWLEDGE_COUNT):
                 call = Call([self._key, self._shard.keys.filters], [subscription.group, version, *part])
-                if self._acknowledge_unwanted.run(self._client, call) < 0:
+                (outdated,) = yield from run_scripts(self._acknowledge_unwanted, [call])
+                if outdated < 0:
                     self.filters.refresh()
                     break
                 done += len(part)
             for (other, deliveries), ids in released.items():
-                self._own(self._owning(subscription.group, before, other, ids, LONG_IDLE_MS, deliveries))
+                yield from self._own(self._owning(subscription.group, before, other, ids, LONG_IDLE_MS, deliveries))
             unjudged = set(nobodys[done:])
             left = [entry for entry in left if entry.id in unjudged]
 
@@ -259,9 +291,10 @@ class Outbox:
         """`give_up` for one event. `in_hand`: only if this process still owns it. False if it was skipped."""
         return bool(self.give_up(group, [entry], reason, endpoint, None if in_hand else b""))
 
+    @operation
     def give_up(
         self, group: str, entries: Sequence[OutboxEntry], reason: str, endpoint: str = "", owner: bytes | None = None
-    ) -> list[OutboxEntry]:
+    ) -> Operation[list[OutboxEntry]]:
         """
         Replace pending events by dead letters, one page per script. `endpoint`: if it differs from the group's name.
         `owner`: the required owner of the events, by default this process; empty for any. A trimmed event may have any
@@ -275,16 +308,22 @@ class Outbox:
             for entry in page:
                 event = self.announcements.delivery_failed(endpoint, entry.fields, entry.deliveries, reason)
                 args += [entry.id, entry.deliveries, needed if entry.pairs else b"", len(event), *event]
-            done.update(self._dead_letter.run(self._client, Call([self._key, self._dead_letters], args)))
+            (written,) = yield from run_scripts(self._dead_letter, [Call([self._key, self._dead_letters], args)])
+            done.update(written)
         return [entry for entry in entries if entry.id in done]
 
-    def _owners(self, group: str) -> list[bytes]:
+    def _owners(self, group: str) -> Operation[list[bytes]]:
         """The owners of pending events: processes, living or dead, and the owners of waiting events."""
-        return [row["name"] for row in self._client.xpending(self._key, group)["consumers"]]
+        summary = yield from ask("XPENDING", self._key, group)
+        return [row["name"] for row in summary["consumers"]]
 
-    def _own(self, calls: Iterable[Call]) -> list[bytes]:
+    def _exactly(self, listed: Sequence[Pending]) -> Operation[list[list[StreamRow]]]:
+        """A list with the entry of each event, empty if it was trimmed."""
+        return accepted((yield [Request(("XRANGE", self._key, pending.id, pending.id)) for pending in listed]))
+
+    def _own(self, calls: Iterable[Call]) -> Operation[list[bytes]]:
         """Run the calls of `_owning`. Returns the ids of the changed events."""
-        return [entry for call in calls for entry in self._change_owner.run(self._client, call)]
+        return [entry for reply in (yield from run_scripts(self._change_owner, calls)) for entry in reply]
 
     def _owning(
         self,

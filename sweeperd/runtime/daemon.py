@@ -108,7 +108,7 @@ class ShardRunner:
     @property
     def password_refused(self) -> bool:
         """Whether Redis refused the password of the URL at the last connect."""
-        return self._shard.password_refused or self._sweep_shard.password_refused
+        return any(each.password_refused for each in (self._shard, self._sweep_shard, self.delivery))
 
     @property
     def missing(self) -> list[str]:
@@ -157,12 +157,14 @@ class ShardRunner:
 
     def end(self, deadline: float) -> bool:
         """After a stop, wait until `deadline` (monotonic) for the current work. Returns whether every thread ended."""
+        self.delivery.stop()
         ended = self.retire(deadline)
         ended = self.delivery.join(deadline) and ended
         for sweep in self._sweeps if ended else ():
             sweep.end()
         if ended:
             self._announcer.leave()
+        self.delivery.close()
         self._shard.close()
         self._sweep_shard.close()
         return ended
@@ -247,12 +249,19 @@ class ShardRunner:
 class Daemon:
     """The work on all shards with one version of the settings."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None, role: Role = Role.ALL) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        role: Role = Role.ALL,
+        cpu_turns: CpuTurns | None = None,
+    ) -> None:
+        """`cpu_turns`: those of the process, because deliveries outlive a reload."""
         self._settings = settings
         self._role = role
         self._stop = threading.Event()
         self.metrics = metrics or Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-        shards, cpu_turns = open_shards(settings), CpuTurns()
+        shards, cpu_turns = open_shards(settings), cpu_turns or CpuTurns()
         self._runners = [
             ShardRunner(ShardContext(settings, shard, self.metrics, self._stop, concurrency, cpu_turns), role)
             for shard, concurrency in zip(shards, shares(settings.webhooks.concurrency, len(shards)), strict=True)

@@ -179,6 +179,7 @@ class _Run:
             self._failed("", error)
         finally:
             self._progress.left(self.name)
+            self._delivery.close()
             self._shard.close()
 
     def _does(self, kind: str, work: Callable[[], None], sweeps: Sequence[KindSweep] = ()) -> bool:
@@ -276,7 +277,7 @@ class _Run:
             elif time.monotonic() >= until and not self._delivery_stop.is_set():
                 self._delivery_stop.set()
                 log.warning("the limit of the delivery is reached, the rest waits", extra={"shard": self.name})
-            done = sum(endpoint.counts().total() for endpoint in self._delivery.endpoints)
+            done = sum(lane.counts().total() for lane in self._delivery.lanes)
             self._progress(self.name, OnceStage.DELIVERING, done, waiting)
         self._progress(self.name, OnceStage.DELIVERING, waiting, waiting)
 

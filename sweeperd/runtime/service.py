@@ -16,6 +16,7 @@ from typing import Any
 
 from sweeperd import __version__, logs
 from sweeperd.config import Settings
+from sweeperd.cpu_turns import CpuTurns
 from sweeperd.errors import ConfigError
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import jwks
@@ -60,7 +61,8 @@ class Service:
         self._apply_log = apply_log
         self._notifier = notifier
         self._metrics = Metrics(**settings.metrics.model_dump(), cycles=settings.cycles.enabled)
-        self._daemon = Daemon(settings, self._metrics, self._role)
+        self._cpu_turns = CpuTurns()
+        self._daemon = Daemon(settings, self._metrics, self._role, self._cpu_turns)
         self._web = self._listen(settings)
         #: The daemon of a reload until it has taken over.
         self._successor: Daemon | None = None
@@ -263,7 +265,7 @@ class Service:
             return None
         web = self._web if settings.http.address == self._settings.http.address else self._listen(settings)
         try:
-            return settings, Daemon(settings, self._metrics, self._role), web
+            return settings, Daemon(settings, self._metrics, self._role, self._cpu_turns), web
         except BaseException:
             if web and web is not self._web:
                 web.close()

@@ -149,10 +149,16 @@ class Shard:
         try:
             yield
         except redis.RedisError as error:
-            if not is_server_trouble(error) and not is_refused(error):
+            if (unavailable := self.unavailable(error)) is None:
                 raise
-            self.forget_connections_if_demoted(error)
-            raise RedisUnavailable(f"{self.address}: {describe(error)}") from error
+            raise unavailable from error
+
+    def unavailable(self, error: Exception) -> RedisUnavailable | None:
+        """The error for server trouble or a missing right; None for other errors."""
+        if not is_server_trouble(error) and not is_refused(error):
+            return None
+        self.forget_connections_if_demoted(error)
+        return RedisUnavailable(f"{self.address}: {describe(error)}")
 
     def forget_connections_if_demoted(self, error: Any) -> None:
         """

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from sweeperd.delivery.webhook import BURST
+from sweeperd.delivery.rate_limit import BURST
 from tests.support.harness import daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Server

@@ -9,8 +9,11 @@ import redis
 from sweeperd.config import EndpointSettings, Settings, SweepSettings
 from sweeperd.config.kinds import KindSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
+from sweeperd.delivery.attempt_log import AttemptLog
+from sweeperd.delivery.batches import BatchLimits, BatchQueue
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
-from sweeperd.delivery.lane import AttemptLog, BatchLimits, BatchQueue, InFlight, Lane
+from sweeperd.delivery.in_flight import InFlight, Room
+from sweeperd.delivery.lane import Lane
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ShardView
@@ -50,9 +53,14 @@ def batch_limits(events: int = 1, size: int = 1024 * 1024, wait: float = 0.05) -
 
 def in_flight(*entries: OutboxEntry, capacity: int = 100) -> InFlight:
     """These events in hand, of so many at most."""
-    made = InFlight(capacity, 10**9, threading.Event())
+    made = room_for(capacity)
     made.add(entries)
     return made
+
+
+def room_for(capacity: int, size: int = 10**9) -> InFlight:
+    """Room for so many events, and so many bytes."""
+    return InFlight(Room(capacity, capacity, size))
 
 
 def redelivery(initial: float = 30.0, longest: float = 3600.0, max_age_ms: int = 10**9) -> Redelivery:
@@ -63,12 +71,10 @@ def redelivery(initial: float = 30.0, longest: float = 3600.0, max_age_ms: int =
 def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None = None, **parts: Any) -> Lane:
     """The lane of one endpoint of this process, `us`. `parts`: the fields of the lane that are not as usual."""
     usual: dict[str, Any] = {
-        "stop": threading.Event(),
         "metrics": Metrics(),
         "circuit": CircuitBreaker(30.0, 3600.0),
         "limits": batch_limits(),
         "timing": DEFAULT_TIMING,
-        "senders": 1,
     }
     given = usual | parts
     settings = EndpointSettings.model_validate({"name": name, "url": "http://127.0.0.1:1/"} | (endpoint or {}))
@@ -79,8 +85,8 @@ def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None 
         "redelivery": Redelivery(30.0, 3600.0, 3_600_000),
         "publisher": CircuitPublisher(shard, name, "us", given["circuit"], given["timing"]),
         "state": EndpointStateCache(shard, name),
-        "in_flight": InFlight(100, 10**9, given["stop"]),
-        "batches": BatchQueue(given["limits"], given["senders"]),
+        "in_flight": room_for(100),
+        "queue": BatchQueue(given["limits"], given["timing"].clock),
         "attempts": AttemptLog(shard, name, 0, given["metrics"].webhooks.dropped_attempts.labels(name)),
         "log_fields": {"endpoint": name},
     }

@@ -14,7 +14,7 @@ from sweeperd.config import EndpointSettings, Settings, WebhooksSettings
 from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.http import DeliveryResult
-from sweeperd.delivery.webhook import RateLimit, WebhookClient
+from sweeperd.delivery.webhook import WebhookClient
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Message, WebhookRequest, webhook_request
 from sweeperd.store import Clock, Shard
@@ -133,7 +133,6 @@ class Sender:
         self,
         url: str,
         settings: dict[str, object] | None = None,
-        limit: RateLimit | None = None,
         clock: Clock | None = None,
         **endpoint: object,
     ) -> None:
@@ -149,8 +148,6 @@ class Sender:
             self.clock,
             4,
             self.verdicts.append,
-            self.stop,
-            limit,
         )
 
     def once(self) -> DeliveryResult:
@@ -159,19 +156,12 @@ class Sender:
 
     def deliver(self, *messages: Message, attempts: int | None = None) -> DeliveryResult:
         """Deliver these messages, by default MESSAGE, in one request."""
-        return self.webhook.deliver(self.request(messages), attempts)
+        hand_over = self.webhook.hand_over(self.request(messages), attempts)
+        while (pause := hand_over.attempt()) is not None and not self.stop.wait(pause):
+            pass
+        hand_over.end()
+        return hand_over.result
 
     def request(self, messages: Sequence[Message] = ()) -> WebhookRequest:
         """The request with these messages, by default MESSAGE."""
         return webhook_request(messages or [MESSAGE], self.endpoint.format, batches=self.endpoint.batch_size > 1)
-
-
-class Turns(RateLimit):
-    """A `max_rate` that lets every request through, and counts them."""
-
-    def __init__(self) -> None:
-        self.taken = 0
-
-    def take(self, stop: threading.Event) -> bool:
-        self.taken += 1
-        return not stop.is_set()

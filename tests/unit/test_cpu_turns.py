@@ -9,7 +9,6 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from sweeperd.cpu_turns import DELIVERY_SHARE, FIRST_ESTIMATE, HANDFUL, LOOK_EVERY, RELAY_SHARE, CpuTurns
-from tests.support.harness import eventually
 
 
 @dataclass
@@ -49,9 +48,14 @@ class Deliveries:
 
     def deliver(self, count: int, cpu: float, seconds: float = 0.0, *, relay: bool = False) -> None:
         """So many, one after the other; each takes so much CPU time, and so many seconds on the clock."""
-        turn = self.cpu_turns.records if relay else self.cpu_turns.delivery
+        turns = self.cpu_turns.records if relay else self.cpu_turns.deliveries
         for _ in range(count):
-            with turn(self.stop, self.counter):
+            begins = turns.book()
+            if begins:
+                self.counter.inc()
+            while left := turns.wait(begins):
+                self.stop.wait(left)
+            with turns.using():
                 self.times.cpu += cpu
                 self.times.now += seconds
 
@@ -157,7 +161,7 @@ def test_several_sweeps_at_once(deliveries: Deliveries) -> None:
 
 def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
     def fail() -> None:
-        with deliveries.cpu_turns.delivery(threading.Event(), deliveries.counter):
+        with deliveries.cpu_turns.deliveries.using():
             deliveries.times.cpu += 1.0
             raise ValueError
 
@@ -166,15 +170,3 @@ def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
     with deliveries.sweep():
         deliveries.deliver(2, cpu=0.0)
     assert sum(deliveries.times.waits) > 0.1
-
-
-def test_a_stop_ends_the_wait() -> None:
-    cpu_turns, stop, counter = CpuTurns(), threading.Event(), Counter("waits", "", registry=CollectorRegistry())
-    stop.set()
-    cpu_turns._deliveries.typical = 3600.0
-    with cpu_turns.sweep():
-        eventually(lambda: cpu_turns.sweeping)
-        for _ in range(3):
-            with cpu_turns.delivery(stop, counter):
-                pass
-    assert cpu_turns.sweeping is False

@@ -49,6 +49,7 @@ _KEY = b"\0key"
 _WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
     "EVAL": ("EVAL", "return 1", 1, _KEY),
     "EVALSHA": ("EVALSHA", "0" * 40, 1, _KEY),
+    "XREAD": ("XREAD", "COUNT", 1, "STREAMS", _KEY, "$"),
     "XREADGROUP": ("XREADGROUP", "GROUP", ANY, ANY, "COUNT", 1, "STREAMS", _KEY, ">"),
     "SCAN": ("SCAN", 0, "COUNT", 1),
     "DBSIZE": ("DBSIZE",),

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import redis
 
+from sweeperd.delivery.attempt_log import SUCCESS_EVERY_MS, AttemptLog
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import SUCCESS_EVERY_MS, AttemptLog
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import OutboxEntry
 from sweeperd.outbox.attempts import Attempt, attempts_with, read_attempts

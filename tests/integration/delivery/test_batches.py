@@ -89,7 +89,7 @@ def test_a_refused_batch_is_halved_until_the_poisoned_event_is_alone(client: red
         eventually(lambda: delivery.events("delivered") == size - 1)
         eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED_ALONE])
         assert len(receiver.requests) - 1 <= 2 * math.log2(size)
-        assert not delivery.dispatcher.endpoints[0].lane.circuit.failures
+        assert not delivery.dispatcher.lanes[0].circuit.failures
 
 
 def test_an_event_that_was_refused_alone_travels_alone_and_holds_up_no_other(
@@ -150,12 +150,12 @@ def test_an_outage_does_not_turn_batches_into_single_requests(client: redis.Redi
         waits = {"redelivery_initial": "1h", "redelivery_max": "1h"}
         with deliver(receiver.url, 2, {"batch_size": 50}, **waits) as delivery:
             expire(client, *many(1000))
-            eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+            eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
             eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
             assert len(receiver.requests) <= circuit.FAILURES_TO_OPEN + 2
             assert min(len(names(request)) for request in receiver.requests) > 1
             receiver.behaviour = lambda *_: Answer()
-            delivery.dispatcher.endpoints[0].lane.circuit.close()
+            delivery.dispatcher.lanes[0].circuit.close()
 
 
 def test_a_410_to_a_batch_pauses_the_endpoint_and_loses_nothing(client: redis.Redis, deliver: Deliver) -> None:

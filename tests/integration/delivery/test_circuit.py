@@ -46,7 +46,7 @@ def test_events_are_not_given_up_on_untried_while_the_circuit_rests_on_one(
     """Probes are rare here, and `max_age` is over before the next one."""
     with Receiver(poisoned(500)) as receiver:
         with deliver(receiver.url, redelivery_initial="3s", redelivery_max="3s", max_age="1s") as delivery:
-            circuit = delivery.dispatcher.endpoints[0].lane.circuit
+            circuit = delivery.dispatcher.lanes[0].circuit
             for _ in range(circuit_breaker.FAILURES_TO_OPEN):
                 circuit.failed(b"0-1", "HTTP 500")
             assert circuit.rests_on_one_event
@@ -63,7 +63,7 @@ def test_a_failure_of_the_endpoint_opens_it(status: int, client: redis.Redis, de
         deliver(receiver.url, redelivery_initial="30s", redelivery_max="30s") as delivery,
     ):
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
         eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
         assert len(receiver.requests) <= circuit_breaker.FAILURES_TO_OPEN + 2
 
@@ -75,9 +75,9 @@ def test_five_different_events_refused_alone_open_it(client: redis.Redis, delive
     ):
         ids = expire(client, "a", "b", "c", "d")
         eventually(lambda: [owner for owner, _, _ in delivery.pending().values()] == [PARKED] * len(ids))
-        assert not delivery.dispatcher.endpoints[0].lane.circuit.open
+        assert not delivery.dispatcher.lanes[0].circuit.open
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
 
 
 def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
@@ -87,7 +87,7 @@ def test_probes_rotate(client: redis.Redis, deliver: Deliver) -> None:
         deliver(receiver.url, 1, redelivery_initial="50ms", redelivery_max="50ms") as delivery,
     ):
         expire(client, "a", "b")
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
         receiver.clear()
         receiver.wait_for(lambda requests: len(requests) >= 6)
         probes = [name(request) for request in receiver.requests]
@@ -103,7 +103,7 @@ def test_an_event_that_the_endpoint_does_not_want_is_no_probe(client: redis.Redi
         slow = {"redelivery_initial": "1s", "redelivery_max": "1s"}
         with deliver(receiver.url, endpoint={"tenants": ["acme"]}, **slow) as delivery:
             expire(client, *map(str, range(circuit_breaker.FAILURES_TO_OPEN)))
-            eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+            eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
             expire(client, *map(str, range(100)), tenant="other")
             down[0] = False
             eventually(lambda: delivery.attempts("delivered") == circuit_breaker.FAILURES_TO_OPEN)
@@ -116,7 +116,7 @@ def test_an_open_circuit_without_a_wanted_event_passes_the_others(client: redis.
     with Receiver() as receiver:
         slow = {"redelivery_initial": "1h", "redelivery_max": "1h"}
         with deliver(receiver.url, endpoint={"tenants": ["acme"]}, **slow) as delivery:
-            circuit = delivery.dispatcher.endpoints[0].lane.circuit
+            circuit = delivery.dispatcher.lanes[0].circuit
             for _ in range(circuit_breaker.FAILURES_TO_OPEN):
                 circuit.failed(b"0-1", "HTTP 500")
             circuit.return_probe()
@@ -133,7 +133,7 @@ def test_a_probe_is_one_request_without_retries(client: redis.Redis, deliver: De
         deliver(receiver.url, 1, attempts=3, redelivery_initial="300ms", redelivery_max="300ms") as delivery,
     ):
         expire(client, "a")
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open, limit=30)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open, limit=30)
         receiver.clear()
         requests = receiver.wait_for(lambda requests: len(requests) >= 4)
         gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(requests)]
@@ -147,7 +147,7 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
         deliver(receiver.url, 1, redelivery_initial="30s", redelivery_max="30s") as delivery,
     ):
         expire(client, *map(str, range(20)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
         eventually(lambda: all(owner == PARKED for owner, _, _ in delivery.pending().values()))
         assert len(receiver.requests) == circuit_breaker.FAILURES_TO_OPEN
         assert sorted(deliveries for _, deliveries, _ in delivery.pending().values())[-5:] == [1] * 5
@@ -160,7 +160,7 @@ def test_what_is_queued_when_it_opens_is_not_sent(client: redis.Redis, deliver: 
 @pytest.mark.parametrize("rest", ["paused", "muted", "open"])
 def test_no_quick_retry_is_sent_while_the_endpoint_rests(client: redis.Redis, deliver: Deliver, rest: str) -> None:
     with Receiver(lambda *_: Answer(500)) as receiver, deliver(receiver.url, attempts=3) as delivery:
-        lane = delivery.dispatcher.endpoints[0].lane
+        lane = delivery.dispatcher.lanes[0]
 
         def answer(*_: object) -> Answer:
             if rest == "paused":
@@ -218,7 +218,7 @@ def taken_by_another(client: redis.Redis) -> bytes:
 
 def open_circuit(delivery: Delivery) -> None:
     for number in range(circuit_breaker.FAILURES_TO_OPEN):
-        delivery.dispatcher.endpoints[0].lane.circuit.failed(b"0-%d" % number, "HTTP 503")
+        delivery.dispatcher.lanes[0].circuit.failed(b"0-%d" % number, "HTTP 503")
 
 
 def test_an_open_circuit_delivers_what_another_process_had_when_it_died(
@@ -229,7 +229,7 @@ def test_an_open_circuit_delivers_what_another_process_had_when_it_died(
         open_circuit(delivery)
         eventually(lambda: delivery.attempts("delivered") == 1)
         settled(delivery)
-        assert not delivery.dispatcher.endpoints[0].lane.circuit.open
+        assert not delivery.dispatcher.lanes[0].circuit.open
     assert [name(request) for request in receiver.requests] == ["only"]
     assert "events that no process has in hand are taken back" in caplog.messages
 

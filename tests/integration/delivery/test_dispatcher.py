@@ -174,19 +174,19 @@ def test_a_daemon_goes_on_as_the_dispatcher_of_cycles_does(shard: Shard, client:
     dispatcher, metrics, stop = relaying(shard, until_idle=False)
     expire_now(client, 40)
     dispatcher.start()
-    (relay,) = dispatcher.endpoints
+    (relay,) = dispatcher.lanes
     sent = list[bytes]()
     try:
-        eventually(lambda: relay.lane.brake.waiting)
+        eventually(lambda: relay.brake.waiting)
         dispatcher.maintain()
-        assert (relay.state, waits(metrics)) == ("delivering", 1)
+        assert (relay.condition, waits(metrics)) == ("delivering", 1)
         while len(sent) < 40:
             assert client.llen("dispatch:pending") <= LIMIT
             if taken := client.rpop("dispatch:pending"):
                 sent.append(taken)  # type: ignore[arg-type]
             else:
                 time.sleep(0.01)
-        eventually(lambda: not relay.lane.brake.waiting)
+        eventually(lambda: not relay.brake.waiting)
         dispatcher.maintain()
         assert waits(metrics) == 0
     finally:
@@ -197,12 +197,12 @@ def test_a_daemon_goes_on_as_the_dispatcher_of_cycles_does(shard: Shard, client:
 
 def test_maintenance_sees_whether_another_process_has_found_room(shard: Shard, client: redis.Redis) -> None:
     dispatcher, metrics, _ = relaying(shard)
-    (relay,) = dispatcher.endpoints
+    (relay,) = dispatcher.lanes
     for waiting in ("5", ""):
         client.hset("sweeperd:relay", "waiting", waiting)
-        relay.lane.brake.hold()
+        relay.brake.hold()
         dispatcher.maintain()
-        assert (waits(metrics), relay.lane.brake.waiting) == (bool(waiting), bool(waiting))
+        assert (waits(metrics), relay.brake.waiting) == (bool(waiting), bool(waiting))
 
 
 def test_without_a_limit_the_note_of_a_time_with_one_goes(shard: Shard, client: redis.Redis) -> None:
@@ -236,8 +236,8 @@ def test_a_stop_ends_the_waits_of_endpoints_and_replays(shard: Shard, client: re
     with deliver(NOWHERE, timing=Timing(refresh_every=60), **LONG) as delivery:
         begin(shard, now - 2 * HOUR, now)
         delivery.dispatcher.refresh_replays()
-        (live,), (replay,) = delivery.dispatcher.endpoints, delivery.dispatcher._replays.deliveries
-        eventually(lambda: live.complete and replay.complete and live.resting)
+        (live,), (replay,) = delivery.dispatcher.lanes, delivery.dispatcher._replays.lanes
+        eventually(lambda: live.resting and replay.resting)
         delivery.stop.set()
         assert delivery.dispatcher.join(time.monotonic() + 20)
 
@@ -283,10 +283,9 @@ def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(client: redis
         expire(client, "last")  # ends the reader's wait in Redis
 
 
-@pytest.mark.parametrize("lent", [False, True], ids=["as it starts", "lent"])
 @pytest.mark.parametrize(("endpoint", "most"), [({}, 2 * 2), ({"batch_size": 3, "batch_wait": "10ms"}, 2 * 2 * 3)])
-def test_two_batches_for_each_connection_are_in_hand(
-    endpoint: dict[str, object], most: int, lent: bool, client: redis.Redis, deliver: Deliver
+def test_two_batches_for_each_request_are_in_hand(
+    endpoint: dict[str, object], most: int, client: redis.Redis, deliver: Deliver
 ) -> None:
     answered = threading.Event()
     with (
@@ -294,16 +293,14 @@ def test_two_batches_for_each_connection_are_in_hand(
         deliver(receiver.url, 2, endpoint, timeout="60s") as delivery,
         at_the_end(answered),
     ):
-        if lent:
-            delivery.dispatcher.refresh_replays()
         expire(client, *map(str, range(4 * most)))
         eventually(lambda: len(delivery.pending()) == most)
         receiver.wait_for(lambda requests: len(requests) == 2)
         assert len(delivery.pending()) == most
 
 
-def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client: redis.Redis) -> None:
-    """Until the connections are shared anew, because the others have what it lent."""
+def test_an_endpoint_that_rested_gets_its_part_of_the_requests(shard: Shard, client: redis.Redis) -> None:
+    """Though another one has all of them, and none of its requests ends."""
     stop, answered, state = threading.Event(), threading.Event(), EndpointStateStore(shard)
     with Receiver(answering_after(answered)) as receiver:
         endpoints = [{"name": name, "url": f"{receiver.url}?{name}"} for name in ("hook", "paused")]
@@ -314,14 +311,13 @@ def test_an_endpoint_that_rested_begins_with_one_connection(shard: Shard, client
         state.pause("paused", "moving house")
         dispatcher.start()
         try:
-            eventually(lambda: dispatcher.endpoints[1].resting)
-            dispatcher.refresh_replays()
+            eventually(lambda: dispatcher.lanes[1].resting)
             expire(client, *map(str, range(40)))
-            eventually(lambda: client.xpending(EVENTS, "hook")["pending"] == 2 * 3)
+            eventually(lambda: client.xpending(EVENTS, "hook")["pending"] == 2 * 4)
             state.resume("paused")
-            eventually(lambda: client.xpending(EVENTS, "paused")["pending"] == 2 * 1)
-            receiver.wait_for(lambda requests: len(requests) == 3 + 1)
-            assert Counter(each.path.partition("?")[2] for each in receiver.requests) == {"hook": 3, "paused": 1}
+            eventually(lambda: client.xpending(EVENTS, "paused")["pending"] == 2 * 2)
+            receiver.wait_for(lambda requests: len(requests) == 4 + 2)
+            assert Counter(each.path.partition("?")[2] for each in receiver.requests) == {"hook": 4, "paused": 2}
         finally:
             answered.set()
             stop.set()
@@ -350,17 +346,18 @@ def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver) -
 
 
 def test_an_endpoint_rests_while_its_circuit_is_open(shard: Shard, client: redis.Redis) -> None:
-    (endpoint,) = Delivery(shard, NOWHERE, 2, {}).dispatcher.endpoints
-    assert (endpoint.resting, endpoint.state) == (False, "delivering")
-    while not endpoint.lane.circuit.failed(b"1-1", "HTTP 500"):
+    (endpoint,) = Delivery(shard, NOWHERE, 2, {}).dispatcher.lanes
+    assert (endpoint.resting, endpoint.condition) == (False, "delivering")
+    while not endpoint.circuit.failed(b"1-1", "HTTP 500"):
         pass
-    assert (endpoint.resting, endpoint.state) == (True, "open")
+    assert (endpoint.resting, endpoint.condition) == (True, "open")
 
 
 def test_a_muted_endpoint_is_counted_as_muted(shard: Shard, client: redis.Redis) -> None:
     delivery = Delivery(shard, NOWHERE, 2, {})
     EndpointStateStore(shard).mute("hook", 600)
-    delivery.dispatcher.endpoints[0].lane.state.refresh()
+    lane = delivery.dispatcher.lanes[0]
+    lane.state.learn(client.hget("sweeperd:endpoints", "hook"), lane.state.changes)  # type: ignore[arg-type]
     delivery.dispatcher.maintain()
     assert delivery.sample("sweeperd_endpoint_state", state="muted") == 1
     assert delivery.sample("sweeperd_endpoint_state", state="delivering") == 0

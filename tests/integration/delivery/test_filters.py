@@ -124,7 +124,7 @@ def test_released_events_are_not_forgotten_while_an_endpoint_rests(
 ) -> None:
     """With an open circuit they become probes; a paused endpoint keeps them for the time after it."""
     with Receiver() as receiver, deliver(receiver.url, endpoint=NEW, timing=QUICK) as new:
-        lane = new.dispatcher.endpoints[0].lane
+        lane = new.dispatcher.lanes[0]
         owner = FilterNote.of(endpoints(NEW)[0]).owner
         if state == "paused":
             EndpointStateStore(lane.shard).pause("hook", "a test")

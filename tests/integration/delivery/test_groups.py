@@ -70,7 +70,7 @@ def test_the_group_of_an_endpoint_that_rests_is_made_again(
     behaviour: Behaviour = answer
     with Receiver(behaviour) as receiver:
         with deliver(receiver.url, 2, probe_max="1h", redelivery_initial="1h", redelivery_max="1h") as delivery:
-            (endpoint,) = delivery.dispatcher.endpoints
+            (endpoint,) = delivery.dispatcher.lanes
             rest(state, shard)
             if down[0]:
                 expire(client, *map(str, range(8)))
@@ -207,8 +207,8 @@ def test_the_age_of_a_backfill_survives_its_note(shard: Shard, client: redis.Red
     made_at = note(client)["made_at"]
     client.delete(GROUPS)
     delivery.dispatcher.maintain()
-    (endpoint,) = delivery.dispatcher.endpoints
-    assert endpoint.lane.redelivery.counts_from_ms == made_at > 0
+    (endpoint,) = delivery.dispatcher.lanes
+    assert endpoint.redelivery.counts_from_ms == made_at > 0
     assert note(client)["position"], "it has a note again"
 
 
@@ -280,8 +280,8 @@ def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: red
             Delivery(shard, NOWHERE, 2, {}, max_age="3h")
             assert note(client)["made_at"] >= now
             delivery.dispatcher.maintain()
-            (endpoint,) = delivery.dispatcher.endpoints
-            assert endpoint.lane.redelivery.counts_from_ms == note(client)["made_at"]
+            (endpoint,) = delivery.dispatcher.lanes
+            assert endpoint.redelivery.counts_from_ms == note(client)["made_at"]
             EndpointStateStore(shard).resume("hook")
             receiver.wait_for(lambda requests: len(requests) > 8)
             assert client.xlen("sweeperd:dead-letters") == delivery.dead_letters() == 0

@@ -7,9 +7,10 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings
-from sweeperd.delivery.reader import ProbeChooser
+from sweeperd.delivery.scan import ProbeChooser
 from sweeperd.outbox import PAGE, PARKED, Outbox, OutboxEntry, Subscription
 from sweeperd.store import Shard
+from sweeperd.store.operations import run
 from tests.support.deliveries import EVENTS, expire
 
 
@@ -44,7 +45,7 @@ def probed(outbox: Outbox, probes: ProbeChooser, count: int) -> list[bytes]:
 
 def took(probes: ProbeChooser, count: int = 1) -> list[OutboxEntry]:
     """What is taken for the next probe: new events, then a parked one."""
-    new, parked = probes.take(count)
+    new, parked = run(probes._outbox.client, probes.take(count))
     return new + parked
 
 

@@ -10,10 +10,10 @@ import redis
 
 from sweeperd.config import CyclesSettings
 from sweeperd.delivery import relay as relay_module
-from sweeperd.delivery.acknowledger import Disposition, Settlement
+from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import Batch
 from sweeperd.delivery.relay import CyclesRecords, Relay
+from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import CircuitStateStore, Message, OutboxEntry, message
 from sweeperd.store import Shard
@@ -73,7 +73,7 @@ class Relaying:
         self.relay = Relay(self.lane, self.observed.append, settings or CyclesSettings())
 
     def send(self, *taken: OutboxEntry, probe: bool = False) -> list[Settlement]:
-        return self.relay.send(Batch(taken, probe))
+        return list(self.relay.send(Batch(taken, probe)).settlements)
 
     def counted(self, result: Result) -> float | None:
         """The counter of events."""

@@ -31,7 +31,6 @@ from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 from tests.support.streams import entries
-from tests.support.waiting import waits
 
 HOUR = 3_600_000
 GROUPS = "sweeperd:groups"
@@ -204,7 +203,7 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
     EndpointStateStore(shard).pause("hook", "test")
     with Receiver() as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
         note = begin(shard, now - 6 * HOUR, now)
-        eventually(lambda: delivery.dispatcher._replays.deliveries)
+        eventually(lambda: delivery.dispatcher._replays.lanes)
         assert replay.obstacle(shard, "hook").startswith("hook is paused")
         assert Outbox(shard, "us").groups.trim(["hook", note.group], HOUR, HOUR).removed == 0
         delivery.dispatcher._retention_ms = delivery.dispatcher._max_age_ms = HOUR
@@ -229,9 +228,9 @@ def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis
         refreshed(delivery),
     ):
         expire(client, *(f"new{number}" for number in range(10)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
         begin(shard, now - 2 * HOUR, now)
-        eventually(lambda: delivery.dispatcher._replays.deliveries)
+        eventually(lambda: delivery.dispatcher._replays.lanes)
         receiver.clear()
         time.sleep(2.5)
         assert 1 <= len(receiver.requests) <= 4, "two probes or three in 2.5 s"
@@ -327,7 +326,7 @@ def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
         receiver.wait_for(lambda requests: len(requests) > 5)
         client.delete(GROUPS)
         client.xgroup_destroy(EVENTS, replay_group("hook"))
-        eventually(lambda: not delivery.dispatcher._replays.deliveries)
+        eventually(lambda: not delivery.dispatcher._replays.lanes)
         assert ended(client)
 
 
@@ -403,11 +402,11 @@ def test_a_replay_that_others_have_delivered_stops_here(shard: Shard, client: re
     note = begin(shard, now - 2 * HOUR, now)
     resting.dispatcher.refresh_replays()
     running = resting.dispatcher._replays._running["hook"]
-    assert not running.stop.is_set()
+    assert not running.lane.stop.is_set()
     deliver_elsewhere(shard, note)
     resting.dispatcher.refresh_replays()
     assert ended(client)
-    assert running.stop.is_set()
+    assert running.lane.stop.is_set()
 
 
 def test_a_process_that_has_not_begun_a_replay_keeps_its_events(
@@ -434,31 +433,15 @@ def test_a_replay_goes_on_until_a_later_one_has_begun(shard: Shard, client: redi
     for _ in range(3):
         resting.dispatcher.refresh_replays()
     first = resting.dispatcher._replays._running["hook"]
-    assert not first.stop.is_set()
+    assert not first.lane.stop.is_set()
     later = note.model_copy(update={"made_at": note.made_at + 1})
     assert store.end(note, by_force=True)
     assert store.begin(later) == "begun"
     resting.dispatcher.refresh_replays()
-    assert first.stop.is_set()
-    first.delivery.wake()
-    assert first.delivery.join(time.monotonic() + 10)
+    assert first.lane.stop.is_set()
+    eventually(first.lane.ended.is_set)
     resting.dispatcher.refresh_replays()
     assert resting.dispatcher._replays._running["hook"].note == later
-
-
-def test_a_stop_ends_the_wait_of_a_paused_replay(shard: Shard, client: redis.Redis, resting: Delivery) -> None:
-    """The wait would last for 5 s."""
-    now = server_time(client)
-    add(client, now - HOUR, 3)
-    begin(shard, now - 2 * HOUR, now)
-    replays = resting.dispatcher._replays
-    resting.dispatcher.refresh_replays()
-    name = f"deliver-{shard.name}-{replay_group('hook')}"
-    (reader,) = [thread for thread in threading.enumerate() if thread.name == name]
-    eventually(lambda: waits(reader))
-    replays.stop()
-    assert replays.join(time.monotonic() + 3)
-    assert replays.deliveries == []
 
 
 def test_a_stop_without_redis_ends_what_replays(own_server: Server, own_shard: Shard) -> None:
@@ -485,19 +468,17 @@ def test_a_stop_waits_for_the_request_in_hand_and_leaves_the_group(shard: Shard,
         return Answer()
 
     with Receiver(hold) as receiver:
-        dispatcher = Delivery(shard, receiver.url, 2, {}).dispatcher
+        delivery = Delivery(shard, receiver.url, 2, {})
         note = begin(shard, now - 2 * HOUR, now)
-        dispatcher.refresh_replays()
-        replays = dispatcher._replays
-        for thread in replays.deliveries[0].threads:
-            thread.start()
+        delivery.dispatcher.start()
+        delivery.dispatcher.refresh_replays()
         receiver.wait_for(lambda requests: len(requests) > 0)
-        replays.stop()
+        delivery.stop.set()
         timer = threading.Timer(0.1, answering.set)
         timer.start()
-        assert replays.join(time.monotonic() + 10)
+        assert delivery.dispatcher.join(time.monotonic() + 10)
         timer.join()
-        assert replays.deliveries == []
+        assert delivery.dispatcher._replays.lanes == []
         owners = {row["name"] for row in client.xinfo_consumers(EVENTS, note.group)}
         assert all(map(is_waiting, owners)), "the events in hand wait for another process, and this one has left"
         assert len(receiver.requests) < 20
@@ -513,11 +494,10 @@ def test_a_group_that_is_lost_is_not_made_where_an_earlier_replay_was(
     resting.dispatcher.refresh_replays()
     deliver_elsewhere(shard, note)
     resting.dispatcher.refresh_replays()
-    (delivery,) = resting.dispatcher._replays.deliveries
-    delivery.wake()
-    assert delivery.join(time.monotonic() + 10)
+    (delivery,) = resting.dispatcher._replays.lanes
+    eventually(delivery.ended.is_set)
     resting.dispatcher.refresh_replays()
-    assert resting.dispatcher._replays.deliveries == []
+    assert resting.dispatcher._replays.lanes == []
     again = begin(shard, now - 4 * HOUR, now - 2 * HOUR)
     client.xgroup_destroy(EVENTS, again.group)
     resting.dispatcher.refresh_replays()

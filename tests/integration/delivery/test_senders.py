@@ -1,21 +1,16 @@
-"""What is sent of a batch and what its result means for its events, the circuit and the state; and the threads."""
+"""What is sent of a batch and what its result means for its events, the circuit and the state."""
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from sweeperd.config import EndpointSettings
-from sweeperd.delivery.acknowledger import Disposition, Settlement
+from sweeperd.delivery.batches import Batch, BatchLimits
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, EndpointStateCache, Redelivery
-from sweeperd.delivery.dispatcher import EndpointDelivery, join
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import Batch, BatchLimits
 from sweeperd.delivery.senders import BatchSender
+from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import (
     CircuitState,
@@ -23,12 +18,10 @@ from sweeperd.outbox import (
     EndpointStateStore,
     EventEncoder,
     OutboxEntry,
-    Subscription,
     WebhookRequest,
 )
 from sweeperd.store import Shard
 from tests.support.builders import StillClock, batch_limits, make_lane
-from tests.support.harness import eventually
 
 NOW = 1_795_000_000_000
 MAX_AGE_MS = 60_000
@@ -44,30 +37,44 @@ GONE = DeliveryResult(Result.REJECTED, "HTTP 410", 410)
 
 
 class Client:
-    """Takes requests in the place of HTTP. It gives these results in turn, the last one again and again."""
+    """Takes requests instead of HTTP. It gives these results in turn, the last one again and again."""
 
     def __init__(self, *results: DeliveryResult) -> None:
         self.results = list(results)
         self.requests: list[WebhookRequest] = []
-        #: Called before each request, as long as its turn has not come.
-        self.wait: Callable[[], bool] = lambda: True
+        #: How many attempts each request may take.
+        self.attempts: list[int | None] = []
+        #: After each attempt that fails: how long to wait before the next one.
+        self.pauses: list[float] = []
         #: Called with each result.
         self.observe: Callable[[DeliveryResult], None] = lambda _: None
         self.closed = False
 
-    def deliver(
-        self, request: WebhookRequest, attempts: int | None = None, may_send: Callable[[], bool] | None = None
-    ) -> DeliveryResult:
-        self.requests.append(request)
-        result = self.results.pop(0) if len(self.results) > 1 else self.results[0]
-        self.observe(result)
-        return result
-
-    def await_turn(self) -> bool:
-        return self.wait()
+    def hand_over(self, request: WebhookRequest, attempts: int | None = None) -> "Handing":
+        self.attempts.append(attempts)
+        return Handing(self, request)
 
     def close(self) -> None:
         self.closed = True
+
+
+class Handing:
+    """One hand-over of the client."""
+
+    def __init__(self, client: Client, request: WebhookRequest) -> None:
+        self._client = client
+        self.request = request
+        self.result = DELIVERED
+
+    def attempt(self) -> float | None:
+        client = self._client
+        client.requests.append(self.request)
+        self.result = client.results.pop(0) if len(client.results) > 1 else client.results[0]
+        client.observe(self.result)
+        return client.pauses.pop(0) if client.pauses and not self.result.delivered else None
+
+    def end(self) -> None:
+        pass
 
 
 class Sending:
@@ -77,7 +84,6 @@ class Sending:
         self.client = Client(*(results or [DELIVERED]))
         self.circuit = CircuitBreaker(30, 3600)
         self.state = EndpointStateCache(shard, "hook")
-        self.stop = threading.Event()
         self.metrics = Metrics()
         #: What other replicas know.
         self.saved = EndpointStateStore(shard)
@@ -90,13 +96,19 @@ class Sending:
             redelivery=Redelivery(30, 3600, MAX_AGE_MS),
             limits=limits,
             metrics=self.metrics,
-            stop=self.stop,
             **parts,
         )
-        self.sender = BatchSender(self.lane, self.client, self.encoder.request)
+        client: Any = self.client
+        self.sender = BatchSender(self.lane, client, self.encoder.request)
 
     def send(self, entries: Sequence[OutboxEntry], *, probe: bool = False) -> list[Settlement]:
-        return self.sender.send(Batch(tuple(entries), probe))
+        """Send these events, with the batches that come of them, as the pool does."""
+        settlements, batches = list[Settlement](), [Batch(tuple(entries), probe)]
+        while batches:
+            sent = self.sender.send(batches.pop(0))
+            settlements += sent.settlements
+            batches = [*sent.batches, *([sent.retry] if sent.retry else []), *batches]
+        return settlements
 
     @property
     def published(self) -> CircuitState:
@@ -161,26 +173,57 @@ def test_a_refused_batch_is_sent_in_halves_in_order(shard: Shard) -> None:
     assert (sending.counted(Result.REJECTED), sending.counted(Result.DELIVERED)) == (5, 5)
 
 
-def test_what_was_held_back_while_it_waited_for_its_turn_is_not_sent(shard: Shard) -> None:
-    """The circuit opens, or the endpoint is paused, by another request during the wait."""
-    for event in (lambda one: open_circuit(one.circuit), lambda one: one.state.pause("moving house")):
-        sending = Sending(shard)
+def test_a_quick_retry_is_the_same_request_after_a_pause(shard: Shard) -> None:
+    sending = Sending(shard, FAILED, FAILED, DELIVERED)
+    sending.client.pauses = [0.25, 0.5]
+    batch, pauses = Batch(tuple(entries(2))), []
+    for _ in range(2):
+        sent = sending.sender.send(batch)
+        assert (sent.settlements, sent.batches, sent.retry) == ((), (), batch)
+        pauses.append(sent.pause)
+    assert pauses == [0.25, 0.5]
+    assert acts(sending.sender.send(batch).settlements) == [(Disposition.ACKNOWLEDGE, ids(entries(2)))]
+    assert len({id(request) for request in sending.client.requests}) == 1
+    assert sending.counted(Result.DELIVERED) == 2
 
-        def wait(sending: Sending = sending, event: Callable[[Sending], object] = event) -> bool:
-            event(sending)
-            return True
 
-        sending.client.wait = wait
-        events = entries(2)
-        assert acts(sending.send(events)) == [(Disposition.RELEASE, ids(events))]
-        assert not sending.client.requests
+@pytest.mark.parametrize("event", ["open", "paused", "stopped"])
+def test_what_is_held_back_during_the_pause_is_not_sent_again(shard: Shard, event: str) -> None:
+    """The circuit opens, or the endpoint is paused, by another request, or the lane stops: the last result stands."""
+    sending = Sending(shard, FAILED)
+    sending.client.pauses = [0.25]
+    batch = Batch(tuple(entries(1)))
+    assert sending.sender.send(batch).retry is batch
+    hold_back(sending, event)
+    assert sending.sender.wait(batch) == 0
+    (settlement,) = sending.sender.send(batch).settlements
+    assert (settlement.action, settlement.reason) == (Disposition.NACK, "HTTP 500")
+    assert len(sending.client.requests) == 1
 
 
-def test_a_stop_during_the_wait_for_its_turn_releases_the_events(shard: Shard) -> None:
+@pytest.mark.parametrize("event", ["open", "paused", "stopped"])
+def test_what_is_held_back_before_it_is_sent_is_released(shard: Shard, event: str) -> None:
     sending = Sending(shard)
-    sending.client.wait = lambda: False
-    assert acts(sending.send(entries(1))) == [(Disposition.RELEASE, ids(entries(1)))]
+    hold_back(sending, event)
+    events = entries(2)
+    assert acts(sending.send(events)) == [(Disposition.RELEASE, ids(events))]
     assert not sending.client.requests
+
+
+def hold_back(sending: Sending, event: str) -> None:
+    if event == "open":
+        open_circuit(sending.circuit)
+    elif event == "paused":
+        sending.state.pause("moving house")
+    else:
+        sending.lane.stop.set()
+
+
+def test_a_probe_and_the_halves_of_a_batch_are_sent_once(shard: Shard) -> None:
+    sending = Sending(shard, REFUSED, DELIVERED)
+    sending.send(entries(2))
+    sending.send(entries(1), probe=True)
+    assert sending.client.attempts == [None, 1, 1, 1]
 
 
 def open_circuit(circuit: CircuitBreaker) -> None:
@@ -327,120 +370,3 @@ def test_each_delivery_is_logged_for_debugging_only(shard: Shard, caplog: pytest
     Sending(shard).send(entries(2))
     told = [(line["status"], line["events"]) for line in logged(caplog, "delivered")]
     assert told == ([(200, 2)] if level == logging.DEBUG else [])
-
-
-# ---- the threads
-
-
-class Threads:
-    """The threads of a delivery whose requests end when `answered` is set: two of them send. No reader is started."""
-
-    def __init__(self, shard: Shard, name: str) -> None:
-        self.answered = threading.Event()
-        self.sending = Sending(shard, limits=batch_limits(), senders=2)
-        self.sending.client.wait = lambda: self.answered.wait(20)
-        self.lane = replace(self.sending.lane, subscription=named(name), shard=shard)
-        sender = BatchSender(self.lane, self.sending.client, self.sending.encoder.request)
-        self.delivery = EndpointDelivery(self.lane, sender)
-        self.prefix = f"send-{shard.name}-{name}-"
-
-    @property
-    def senders(self) -> list[threading.Thread]:
-        """The sending threads, started or not."""
-        return [thread for thread in self.delivery.threads if thread.name.startswith(self.prefix)]
-
-    def start(self) -> None:
-        """Start the sending threads that were not started yet."""
-        for thread in self.senders:
-            if thread.ident is None:
-                thread.start()
-
-    def put(self, count: int) -> None:
-        """Queue so many events, one after the other."""
-        events = entries(count, NOW + len(self.sending.client.requests))
-        self.lane.in_flight.add(events)
-        self.lane.batches.put(events)
-
-    @property
-    def alive(self) -> list[str]:
-        """The names of the sending threads that run."""
-        return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(self.prefix))
-
-
-def named(name: str) -> Subscription:
-    return Subscription(EndpointSettings.model_validate({"name": name, "url": "http://127.0.0.1:1/"}))
-
-
-@pytest.fixture
-def threads(shard: Shard, request: pytest.FixtureRequest) -> Iterator[Threads]:
-    """Threads that have not started; they end with the test."""
-    made = Threads(shard, f"t-{request.node.originalname[-40:]}")
-    yield made
-    made.answered.set()
-    made.lane.batches.close()
-
-
-def test_there_are_as_many_threads_as_were_asked_for(threads: Threads) -> None:
-    assert not threads.delivery.complete
-    threads.start()
-    assert threads.alive == [f"{threads.prefix}1", f"{threads.prefix}2"]
-    threads.delivery.lend(1)
-    threads.start()
-    assert len(threads.alive) == 2
-    threads.delivery.lend(3)
-    assert len(threads.alive) == 2, "it hands them up to be started"
-    threads.start()
-    assert threads.alive[2:] == [f"{threads.prefix}3"]
-    assert not threads.delivery.complete, "its reader does not run"
-    threads.lane.batches.close()
-    eventually(lambda: not threads.alive)
-    assert not threads.delivery.complete
-
-
-def test_all_that_is_queued_is_sent_and_settled_before_the_threads_end(shard: Shard, threads: Threads) -> None:
-    threads.answered.set()
-    threads.start()
-    threads.put(20)
-    eventually(lambda: len(threads.sending.client.requests) == 20)
-    threads.put(20)
-    threads.lane.batches.close()
-    assert join(threads.senders, None)
-    assert len(threads.sending.client.requests) == 40
-    threads.delivery.abandon()
-    acknowledging, *_ = threads.delivery.threads
-    acknowledging.start()
-    assert join([acknowledging], None)
-    assert len(threads.lane.in_flight) == 0
-
-
-def test_no_longer_than_its_deadline_does_a_join_wait(threads: Threads) -> None:
-    threads.start()
-    threads.put(2)
-    threads.lane.batches.close()
-    late = threading.Timer(10, threads.answered.set)
-    late.daemon = True
-    late.start()
-    assert not threads.delivery.join(time.monotonic() + 0.01), "the requests are still on their way"
-    assert not threads.answered.is_set()
-    late.cancel()
-
-
-def test_without_a_deadline_a_join_waits_for_the_last_request(threads: Threads) -> None:
-    threads.start()
-    threads.put(2)
-    threads.lane.batches.close()
-    assert not threads.delivery.join(time.monotonic() - 1)
-    threading.Timer(0.1, threads.answered.set).start()
-    assert threads.delivery.join(None)
-    assert not threads.alive
-    assert threads.sending.client.closed
-
-
-def test_what_the_system_gives_no_threads_for_ends(threads: Threads) -> None:
-    """The reader, which would end the others, does not run."""
-    acknowledging, *others, reading = threads.delivery.threads
-    for thread in (acknowledging, *others):
-        thread.start()
-    threads.delivery.abandon()
-    assert threads.delivery.join(time.monotonic() + 5)
-    assert reading.ident is None

@@ -164,7 +164,7 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
         deliver(receiver.url, **waits) as second,
     ):
         expire(client, *map(str, range(40)))
-        both = [first.dispatcher.endpoints[0].lane.circuit, second.dispatcher.endpoints[0].lane.circuit]
+        both = [first.dispatcher.lanes[0].circuit, second.dispatcher.lanes[0].circuit]
         eventually(lambda: all(circuit.open for circuit in both))
         # Each process publishes that a moment later.
         eventually(lambda: CircuitStateStore(shard).read("hook").open_on == 2)
@@ -181,7 +181,7 @@ def test_probes_wait_no_longer_than_probe_max(client: redis.Redis, deliver: Deli
     waits = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "300ms"}
     with Receiver(lambda *_: Answer(503)) as receiver, deliver(receiver.url, **waits) as delivery:
         expire(client, *map(str, range(8)))
-        eventually(lambda: delivery.dispatcher.endpoints[0].lane.circuit.open)
+        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
         receiver.behaviour = lambda *_: Answer()
         eventually(lambda: delivery.attempts("delivered") > 0)
 

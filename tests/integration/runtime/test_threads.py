@@ -16,8 +16,11 @@ UNITS = Path(__file__).parents[3] / "deploy" / "systemd"
 
 
 def at_most(concurrency: int, endpoints: int, shards: int = 1) -> int:
-    """A thread for each request in flight, two for each endpoint, and the tasks and the schedule of a shard."""
-    return concurrency + shards * (2 * endpoints + 7) + 1
+    """
+    A thread for each request in flight, those of lanes below their part beside slow ones included; those that read,
+    settle, watch and send next; and the tasks and the schedule of a shard.
+    """
+    return 2 * concurrency + shards * (endpoints + 10) + 1
 
 
 @pytest.mark.parametrize(("endpoints", "shards"), [(1, 1), (12, 1), (5, 2)])
@@ -44,7 +47,7 @@ def test_the_threads_of_a_daemon(server: Server, endpoints: int, shards: int) ->
             return daemon.readiness()[0] and daemon.health()[0]
 
         eventually(ready)
-        assert 20 + shards * 2 * endpoints < most <= at_most(20, endpoints, shards)
+        assert shards * 3 < most <= shards * 11 + 2, "however many endpoints there are"
     finally:
         assert daemon.stop()
 

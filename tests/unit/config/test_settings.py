@@ -145,7 +145,6 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
         ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "valid list"),
         (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),
-        ("[webhooks]\nconcurrency = 1\n" + ENDPOINT + ENDPOINT.replace("billing", "audit"), "webhooks", "concurrency"),
         (ENDPOINT + "balances = true", "settings", "events.balances"),
         (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "should match pattern"),
         (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),

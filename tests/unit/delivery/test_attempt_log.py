@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from sweeperd.config import RedisSettings
+from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.lane import AttemptLog
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import OutboxEntry
 from sweeperd.store import Shard

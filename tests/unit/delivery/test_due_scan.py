@@ -3,35 +3,76 @@
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.lane import Brake
-from sweeperd.delivery.reader import PAGES_PER_STEP, DueScan
-from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, Outbox, OutboxEntry, Pending
+from sweeperd.delivery.scan import PAGES_PER_STEP, DueScan
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, OutboxEntry, Pending
+from sweeperd.store.operations import Operation, operation
 from tests.support.builders import in_flight, redelivery
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480
 
 
-class Listed(Outbox):
+class Listed:
     """An outbox with exactly these pending events. A claim is kept, and gives every event."""
+
+    client: Any = None
 
     def __init__(self, *pending: Pending) -> None:
         self.listed = list(pending)
         self.least_idle: list[int] = []
 
-    def pending(
-        self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
-    ) -> list[Pending]:
+    @operation
+    def pending(self, _group: str, previous: bytes | None = None) -> Operation[list[Pending]]:
+        yield from ()
         return [each for each in self.listed if previous is None or each.id > previous][:PAGE]
 
-    def claim(self, group: str, wanted: Sequence[Pending], min_idle_ms: int) -> list[OutboxEntry]:
+    @operation
+    def claim(self, _group: str, wanted: Sequence[Pending], min_idle_ms: int) -> Operation[list[OutboxEntry]]:
+        yield from ()
         self.least_idle.append(min_idle_ms)
         return [OutboxEntry(each.id, each.deliveries + 1, []) for each in wanted]
+
+
+class Scan:
+    """A scan whose operations run alone."""
+
+    def __init__(self, lane: Any, clock: Callable[[], float]) -> None:
+        self.lane = lane
+        self._scan = DueScan(lane)
+        self._clock = clock
+
+    def step(self, count: int) -> list[Pending]:
+        return _run(self._scan.step(count))
+
+    def take(self, room: int, pause: float) -> list[OutboxEntry]:
+        return _run(self._scan.take(room, pause))
+
+    def end_waits(self) -> None:
+        self._scan.end_waits()
+
+    @property
+    def at_start(self) -> bool:
+        return self._scan.at_start
+
+    @property
+    def due(self) -> bool:
+        return self._clock() >= self._scan.due_at
+
+
+T = TypeVar("T")
+
+
+def _run(one: Operation[T]) -> T:
+    with pytest.raises(StopIteration) as ended:
+        next(one)
+    result: T = ended.value.value
+    return result
 
 
 class ManualClock:
@@ -53,7 +94,7 @@ def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED)
     return Pending(b"%06d-0" % number, owner, int(idle * 1000), deliveries)
 
 
-def scan(outbox: Outbox, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> DueScan:
+def scan(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> Scan:
     lane: Any = SimpleNamespace(
         group="hook",
         outbox=outbox,
@@ -62,7 +103,7 @@ def scan(outbox: Outbox, *in_hand: OutboxEntry, clock: Callable[[], float] = tim
         timing=Timing(clock=clock),
         brake=Brake(1.0),
     )
-    return DueScan(lane)
+    return Scan(lane, clock)
 
 
 @pytest.mark.parametrize("owner", [PARKED, PARKED_ALONE])
@@ -120,9 +161,8 @@ def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
 
 def test_each_try_with_the_brake_on_puts_it_on_anew(clock: ManualClock) -> None:
     steps = scan(Listed(), clock=clock)
-    lane: Any = steps._lane
-    lane.brake = Brake(1.0, clock)
-    lane.brake.hold()
+    steps.lane.brake = Brake(1.0, clock)
+    steps.lane.brake.hold()
     clock.now += 1
     assert steps.due
     assert steps.take(10, 0.0) == []

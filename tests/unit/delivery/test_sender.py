@@ -6,18 +6,17 @@ import json
 import re
 import socket
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import standardwebhooks
 
 from sweeperd import __version__
-from sweeperd.delivery.http import DeliveryResult, Result
+from sweeperd.delivery.http import Result
 from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT
 from sweeperd.outbox import Message
 from sweeperd.store import Clock
-from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender, Turns
+from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender
 from tests.support.harness import eventually
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Receiver, Request
@@ -430,37 +429,6 @@ def test_a_retry_after_of_exactly_the_longest_back_off_is_waited_for() -> None:
         assert sender.deliver().delivered
         sender.webhook.close()
     assert [verdict.retry_after for verdict in sender.verdicts] == [0.125, None]
-
-
-def test_each_retry_takes_a_turn_of_its_own_and_the_first_attempt_none() -> None:
-    """The first one's turn is awaited before `deliver`: it would take two."""
-    turns = Turns()
-    with Receiver(lambda _, before: Answer(500 if before < 2 else 200)) as receiver:
-        assert Sender(receiver.url, {"attempts": 3}, limit=turns).deliver().delivered
-    assert turns.taken == 2
-
-
-def test_stop_ends_the_wait_between_retries() -> None:
-    with Receiver(lambda *_: Answer(503, {"Retry-After": "60"})) as receiver:
-        sender = Sender(receiver.url, {"backoff_max": "100s"})
-        verdicts: list[DeliveryResult] = []
-        thread = threading.Thread(target=lambda: verdicts.append(sender.deliver()), daemon=True)
-        thread.start()
-        eventually(lambda: sender.verdicts)
-        time.sleep(0.1)  # into the wait; should it not have begun yet, the test is only weaker
-        sender.stop.set()
-        thread.join(5)
-        assert not thread.is_alive()
-        assert [verdict.status for verdict in verdicts] == [503]
-        assert len(receiver.requests) == 1, "the receiver asked for a minute, and a stop takes no more work"
-
-
-def test_no_retry_after_a_stop() -> None:
-    with Receiver(lambda *_: Answer(500)) as receiver:
-        sender = Sender(receiver.url)
-        sender.stop.set()
-        assert sender.deliver().status == 500
-    assert len(receiver.requests) == 1
 
 
 # ---- batches

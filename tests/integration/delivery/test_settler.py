@@ -9,12 +9,11 @@ import pytest
 import redis
 
 from sweeperd.context import DEFAULT_TIMING, Timing
-from sweeperd.delivery.acknowledger import Acknowledger, Disposition, Settlement
-from sweeperd.delivery.lane import InFlight
+from sweeperd.delivery.settler import Disposition, Settlement, Settler
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
-from tests.support.builders import make_lane
+from tests.support.builders import make_lane, room_for
 from tests.support.harness import eventually
 from tests.support.streams import entries
 from tests.support.waiting import waits
@@ -24,7 +23,7 @@ DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
 
 
 class Gathering:
-    """An acknowledger of this process on a stream with so many taken events, and what it has done with them."""
+    """A settler of this process on a stream with so many taken events, and what it has done with them."""
 
     def __init__(self, shard: Shard, events: int, together: int, timing: Timing = DEFAULT_TIMING) -> None:
         self._shard = shard
@@ -35,24 +34,25 @@ class Gathering:
         self.taken = self.outbox.read(GROUP, events)
         shard.client.config_resetstat()
         self.metrics = Metrics()
-        self.in_flight = InFlight(events, 10**9, threading.Event())
+        self.in_flight = room_for(events)
         self.in_flight.add(self.taken)
         parts: dict[str, Any] = {"outbox": self.outbox, "in_flight": self.in_flight, "metrics": self.metrics}
-        self.acknowledger = Acknowledger(make_lane(shard, GROUP, timing=timing, settled_together=together, **parts))
-        self.thread = threading.Thread(target=self.acknowledger.run, daemon=True)
+        self.lane = make_lane(shard, GROUP, timing=timing, **parts)
+        self.settler = Settler(shard, timing, together, lambda _: None)
+        self.thread = threading.Thread(target=self.settler.run, daemon=True)
 
     def add(self, entries: Sequence[OutboxEntry], action: Disposition = Disposition.ACKNOWLEDGE) -> None:
         for entry in entries:
-            self.acknowledger.add(Settlement(action, [entry], "HTTP 500"))
+            self.settler.add(self.lane, [Settlement(action, [entry], "HTTP 500")])
 
     def end(self) -> None:
-        self.acknowledger.end()
+        self.settler.end()
         self.thread.join(5)
         assert not self.thread.is_alive()
 
     @property
     def delivered(self) -> int:
-        return self.acknowledger.counts()["delivered"]
+        return self.lane.counts()["delivered"]
 
     @property
     def owners(self) -> dict[bytes, tuple[bytes, int]]:
@@ -142,7 +142,7 @@ def test_each_action(shard: Shard) -> None:
     released, nacked = gathering.taken[0], gathering.taken[3]
     assert gathering.owners == {released.id: (PARKED, 0), nacked.id: (PARKED, 1)}
     assert len(gathering.in_flight) == 0
-    assert gathering.acknowledger.counts() == {"delivered": 1, "dead_lettered": 1}
+    assert gathering.lane.counts() == {"delivered": 1, "dead_lettered": 1}
     assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 1
     ((_, letter),) = entries(shard.client, "sweeperd:dead-letters")
     assert (letter[b"event"], letter[b"reason"]) == (gathering.taken[1].id, b"HTTP 500")
@@ -237,5 +237,5 @@ def test_events_of_a_group_that_has_gone_are_let_go(
     eventually(lambda: not len(gathering.in_flight))
     gathering.end()
     assert not [record for record in caplog.records if record.exc_info]
-    assert gathering.acknowledger.counts()["dead_lettered"] == shard.client.xlen("sweeperd:dead-letters") == 0
-    assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 0
+    assert gathering.lane.counts()["dead_lettered"] == shard.client.xlen("sweeperd:dead-letters") == 0
+    assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) is None

@@ -1,7 +1,7 @@
 """
-The reader of an endpoint, step by step: what it takes, what it waits for and for how long, and what it settles itself.
+The reader, round by round: what it takes for a lane, what it waits for and for how long, and what it settles itself.
 
-No thread runs here. The reader's clock is the test's own, and its waits are noted in place of waiting.
+No thread runs here. The reader's clock is the test's own, and its waits are noted instead of waiting.
 """
 
 import threading
@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings
-from sweeperd.context import DEFAULT_TIMING, Timing
-from sweeperd.delivery.acknowledger import Acknowledger
+from sweeperd.config import Settings
+from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
+from sweeperd.delivery import reader
+from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
-from sweeperd.delivery.lane import Batch, BatchLimits, BatchQueue, InFlight
-from sweeperd.delivery.reader import Consumer
+from sweeperd.delivery.in_flight import InFlight, Room
+from sweeperd.delivery.pool import Pool
+from sweeperd.delivery.settler import Settler
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import (
     PAGE,
@@ -33,7 +35,6 @@ from sweeperd.store.streams import StreamId
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
 from tests.support.harness import eventually, server_time
-from tests.support.servers import Server
 from tests.support.streams import entries
 
 HOUR_MS = 3_600_000
@@ -59,29 +60,18 @@ class Turns(threading.Event):
         return False
 
 
-class Hands(InFlight):
-    """Events in hand; notes the waits for fewer of them."""
+class Senders(Pool):
+    """A pool without threads."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity, 10**9, threading.Event())
-        self.awaited: list[tuple[int, float]] = []
-        self.during_wait: Callable[[], object] = lambda: None
-
-    def await_fewer(self, count: int, seconds: float) -> None:
-        self.awaited.append((count, seconds))
-        self.during_wait()
+    def _start(self) -> None:
+        pass
 
 
-class Reads(Outbox):
-    """An outbox that notes how long each read may wait in Redis, ms, and does not wait."""
+class Rounds(reader.Reader):
+    """A reader that goes on after its end."""
 
-    def __init__(self, shard: Shard, replication: Replication | None = None) -> None:
-        super().__init__(shard, "us", replication)
-        self.blocks: list[int] = []
-
-    def read(self, group: str, count: int, block_ms: int = 0) -> list[OutboxEntry]:
-        self.blocks.append(block_ms)
-        return super().read(group, count)
+    def _end(self) -> None:
+        pass
 
 
 class Reader:
@@ -91,54 +81,68 @@ class Reader:
         self,
         shard: Shard,
         capacity: int = 100,
-        together: int = 1,
         initial: float = 20.0,
         max_age_ms: int = HOUR_MS,
         replication: Replication | None = None,
         limits: BatchLimits | None = None,
+        until_idle: bool = False,
         **endpoint: Any,
     ) -> None:
         self.now = 1000.0
         self.shard = shard
         self.metrics = Metrics()
         self.stop = Turns()
-        self.in_flight = Hands(capacity)
-        self.outbox = Reads(shard, replication)
+        #: Its waits between two rounds.
+        self.pauses = Turns()
+        self.room = Room(capacity, capacity)
+        self.in_flight = InFlight(self.room)
+        self.outbox = Outbox(shard, "us", replication)
         self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
-        self.circuit = CircuitBreaker(30.0, 3600.0, lambda: self.now)
-        self.batches = BatchQueue(limits or batch_limits(), 1)
-        lane = make_lane(
+        self.circuit = CircuitBreaker(30.0, 3600.0, self.clock)
+        timing = Timing(clock=self.clock)
+        self.lane = make_lane(
             shard,
             endpoint=endpoint,
             outbox=self.outbox,
             circuit=self.circuit,
             redelivery=self.redelivery,
             in_flight=self.in_flight,
-            batches=self.batches,
+            limits=limits or batch_limits(),
+            queue=BatchQueue(limits or batch_limits(), self.clock),
             metrics=self.metrics,
-            read_together=together,
-            stop=self.stop,
-            timing=Timing(clock=lambda: self.now),
+            timing=timing,
         )
-        self.subscription, self.state = lane.subscription, lane.state
-        self.acknowledger = Acknowledger(lane)
-        self.consumer = Consumer(lane, self.acknowledger)
+        self.subscription, self.state = self.lane.subscription, self.lane.state
+        self.settler = Settler(shard, timing, 1, lambda _: None)
+        pool = Senders("test", capacity, self.settler, timing)
+        waits = {"redelivery_initial": f"{round(initial * 1000)}ms", "redelivery_max": "1h"}
+        context = ShardContext(
+            Settings.model_validate({"webhooks": waits}),
+            shard,
+            self.metrics,
+            threading.Event(),
+            capacity,
+            timing=timing,
+            until_idle=until_idle,
+        )
+        self.reader = Rounds(context, self.outbox, pool, self.settler, self.room)
+        self.reader._wake = self.pauses
+        self.reader.touch([self.lane])
 
-    def steps(self, count: int = 1, *, until_idle: bool = False) -> bool:
-        """Make up to so many steps. Returns whether the reader has ended by itself before that."""
+    def clock(self) -> float:
+        return self.now
+
+    def steps(self, count: int = 1) -> bool:
+        """Make up to so many rounds, each after news. Returns whether the reader has ended by itself before that."""
+        self.reader.touch([self.lane])
+        self.reader.news()
         self.stop.left = count
-        self.consumer.run(until_idle=until_idle)
+        self.reader.run(self.stop)
         return self.stop.left >= 0
 
-    def settle(self) -> None:
-        """Write to Redis what the reader has settled."""
-        self.acknowledger.end()
-        self.acknowledger.run()
-
     def queued(self) -> Batch | None:
-        """What is queued for the senders, where nothing follows."""
-        self.batches.close()
-        return self.batches.take()
+        """What is queued for the senders."""
+        return self.lane.queue.take(self.now) if self.lane.queue else None
 
     def open_circuit(self, *events: bytes) -> None:
         """These events fail in turn until the circuit is open."""
@@ -167,9 +171,9 @@ def make_reader(shard: Shard) -> MakeReader:
     """A reader on this shard, by default the test's."""
 
     def make(on: Shard = shard, /, **settings: Any) -> Reader:
-        reader = Reader(on, **settings)
-        reader.consumer.ensure_group()
-        return reader
+        made = Reader(on, **settings)
+        reader.ensure_group(made.lane)
+        return made
 
     return make
 
@@ -208,35 +212,34 @@ def test_a_step_takes_no_more_than_there_is_room_for(
 def test_the_reader_takes_the_rest_of_the_room_as_soon_as_that_is_worth_a_round_trip(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
-    reader = make_reader(capacity=8, together=2)
+    reader = make_reader(capacity=8)
     expire(client, *map(str, range(6)))
     reader.steps()
     assert len(reader.in_flight) == 6
     expire(client, *map(str, range(6, 20)))
     reader.steps()
     assert len(reader.in_flight) == 8
-    assert reader.in_flight.awaited == []
 
 
 def test_the_reader_waits_until_there_is_room_for_events_together(client: redis.Redis, make_reader: MakeReader) -> None:
-    reader = make_reader(capacity=8, together=4)
-    expire(client, *map(str, range(6)))
+    reader = make_reader(capacity=16)
+    expire(client, *map(str, range(13)))
     reader.steps()
-    expire(client, *map(str, range(6, 20)))
+    expire(client, *map(str, range(13, 20)))
     reader.steps()
-    assert len(reader.in_flight) == 6
-    assert reader.in_flight.awaited == [(5, DEFAULT_TIMING.block)], "with four in hand there is room for four"
+    assert (len(reader.in_flight), reader.lane.awaits_room) == (13, True)
+    reader.in_flight.remove(reader.in_flight.ids()[:1])
+    reader.steps()
+    assert len(reader.in_flight) == 16, "with twelve in hand there is room for a quarter"
 
 
 def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
-    """An endpoint that has lent its connections has less room than it reads at once."""
-    reader = make_reader(capacity=2, together=4)
+    reader = make_reader(capacity=2)
     expire(client, *map(str, range(6)))
     reader.steps()
     assert len(reader.in_flight) == 2
-    assert reader.in_flight.awaited == []
 
 
 def test_an_event_that_the_endpoint_does_not_want_is_acknowledged(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -246,7 +249,7 @@ def test_an_event_that_the_endpoint_does_not_want_is_acknowledged(client: redis.
     reader.steps()
     assert (reader.pending, len(reader.in_flight)) == ({}, 0)
     assert reader.queued() is None
-    assert reader.acknowledger.counts() == {}
+    assert reader.lane.counts() == {}
 
 
 def test_unwanted_events_pass_however_little_room_there_is(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -326,29 +329,26 @@ def test_unwanted_events_that_could_not_be_acknowledged_are_judged_again(
 # ---- how long it waits
 
 
-@pytest.mark.parametrize(("socket_timeout", "block_ms"), [("10s", 1000), ("400ms", 200)])
-def test_a_read_waits_for_a_new_event_and_ends_before_the_socket_gives_up(
-    server: Server, make_reader: MakeReader, socket_timeout: str, block_ms: int
-) -> None:
-    shard = Shard(RedisSettings.model_validate({"url": server.url, "socket_timeout": socket_timeout}))
-    reader = make_reader(shard)
-    reader.steps()
-    assert reader.outbox.blocks == [block_ms]
-    shard.close()
-
-
-def test_a_read_does_not_wait_while_there_are_events_to_queue(client: redis.Redis, make_reader: MakeReader) -> None:
+def test_a_reader_without_news_waits_and_reads_nothing(client: redis.Redis, make_reader: MakeReader) -> None:
+    """The watcher wakes it, and every few seconds it looks whether a group is behind."""
     reader = make_reader()
-    parked(client, *expire(client, "a"), idle_ms=10**8)
-    reader.steps(2)
-    assert reader.outbox.blocks == [0, 1000]
+    reader.steps()
+    client.config_resetstat()
+    reader.stop.left = 3
+    reader.reader.run(reader.stop)
+    assert reader.pauses.waits[-3:] == [DEFAULT_TIMING.block] * 3
+    assert "cmdstat_xreadgroup" not in client.info("commandstats")
+    (event,) = expire(client, "a")
+    reader.now += DEFAULT_TIMING.refresh_every
+    reader.stop.left = 1
+    reader.reader.run(reader.stop)
+    assert reader.in_flight.ids() == [event]
 
 
 def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make_reader: MakeReader) -> None:
-    reader = make_reader()
-    assert reader.steps(50, until_idle=True)
-    assert set(reader.outbox.blocks) == {0}
-    assert (reader.stop.waits, reader.in_flight.awaited) == ([], [])
+    reader = make_reader(until_idle=True)
+    assert reader.steps(50)
+    assert (reader.stop.waits, reader.pauses.waits) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,14 @@ def test_too_few_events_for_a_batch_are_given_time_to_gather_while_senders_are_b
     expire(client, *map(str, range(in_hand, in_hand + new)))
     reader.steps()
     assert len(reader.in_flight) == in_hand + new
-    assert reader.stop.waits == waits
+    expire(client, "later")
+    reader.pauses.waits.clear()
+    reader.steps()
+    assert len(reader.in_flight) == in_hand + new + (not waits)
+    assert reader.pauses.waits == pytest.approx(waits or [DEFAULT_TIMING.block])
+    reader.now += DEFAULT_TIMING.gather_events
+    reader.steps()
+    assert len(reader.in_flight) == in_hand + new + 1
 
 
 def test_a_reader_whose_group_reads_no_more_pauses(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -382,7 +389,7 @@ def test_a_reader_whose_group_reads_no_more_pauses(client: redis.Redis, make_rea
     expire(client, "a")
     reader.steps()
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [DEFAULT_TIMING.block]
+    assert reader.pauses.waits == [DEFAULT_TIMING.block]
 
 
 def test_a_reader_rests_while_the_endpoint_does(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
@@ -390,7 +397,7 @@ def test_a_reader_rests_while_the_endpoint_does(client: redis.Redis, shard: Shar
     EndpointStateStore(shard).pause("hook", "moving house")
     expire(client, "a")
     reader.steps()
-    assert reader.in_flight.awaited == [(0, 0.5)], "until it is time to look again"
+    assert reader.pauses.waits == [0.5], "until it is time to look again"
     assert len(reader.in_flight) == 0
 
 
@@ -399,22 +406,22 @@ def test_a_run_until_idle_ends_at_once_where_the_endpoint_rests(
     client: redis.Redis, shard: Shard, make_reader: MakeReader, why: str
 ) -> None:
     """Also where another process has an event in hand: what it gives back would wait all the same."""
-    reader = make_reader()
+    reader = make_reader(until_idle=True)
     expire(client, "a", "b")
     client.xreadgroup("hook", "another", {EVENTS: ">"}, count=1)
     if why == "paused":
         EndpointStateStore(shard).pause("hook", "moving house")
     else:
         reader.open_circuit(b"1-1")
-    assert reader.steps(50, until_idle=True)
-    assert (reader.in_flight.awaited, reader.stop.waits) == ([], [])
+    assert reader.steps(50)
+    assert (reader.pauses.waits, reader.stop.waits) == ([], [])
 
 
 # ---- the end of a run until idle
 
 
 def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_reader: MakeReader) -> None:
-    reader = make_reader()
+    reader = make_reader(until_idle=True)
     expire(client, "a")
 
     def delivered() -> None:
@@ -422,9 +429,9 @@ def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_re
         reader.outbox.acknowledge("hook", ids)
         reader.in_flight.remove(ids)
 
-    reader.in_flight.during_wait = delivered
-    assert reader.steps(50, until_idle=True)
-    assert reader.in_flight.awaited == [(1, DEFAULT_TIMING.block)]
+    reader.pauses.during_wait = delivered
+    assert reader.steps(50)
+    assert reader.pauses.waits == [DEFAULT_TIMING.block]
     assert reader.stop.waits == []
 
 
@@ -432,28 +439,28 @@ def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
     """Another process has an event in hand, and may have died with it."""
-    reader = make_reader()
+    reader = make_reader(until_idle=True)
     expire(client, "a")
     client.xreadgroup("hook", "another", {EVENTS: ">"})
 
     def five_seconds() -> None:
         reader.now += 5
 
-    reader.stop.during_wait = five_seconds
-    assert reader.steps(50, until_idle=True)
+    reader.pauses.during_wait = five_seconds
+    assert reader.steps(50)
     assert DEFAULT_TIMING.take_over_after + DEFAULT_TIMING.refresh_every == 20
-    assert reader.stop.waits == [0.2] * 5
+    assert reader.pauses.waits == [0.2] * 5
 
 
 def test_a_run_until_idle_goes_on_with_what_another_process_gives_back(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
-    reader = make_reader()
+    reader = make_reader(until_idle=True)
     (event,) = expire(client, "a")
     client.xreadgroup("hook", "another", {EVENTS: ">"})
     ids: Any = [event]
-    reader.stop.during_wait = lambda: client.xclaim(EVENTS, "hook", PARKED.decode(), 0, ids, idle=10**8, justid=True)
-    reader.steps(3, until_idle=True)
+    reader.pauses.during_wait = lambda: client.xclaim(EVENTS, "hook", PARKED.decode(), 0, ids, idle=10**8, justid=True)
+    reader.steps(3)
     assert reader.in_flight.ids() == [event]
 
 
@@ -476,9 +483,9 @@ def test_an_outage_of_redis_and_its_end_are_told(
 
 
 def test_a_run_until_idle_ends_where_redis_is_out(own_shard: Shard, make_reader: MakeReader) -> None:
-    reader = make_reader(own_shard)
+    reader = make_reader(own_shard, until_idle=True)
     own_shard.client.config_set("min-replicas-to-write", 1)
-    assert reader.steps(50, until_idle=True)
+    assert reader.steps(50)
     assert reader.stop.waits == []
 
 
@@ -487,10 +494,10 @@ def test_a_fault_is_logged_and_tried_again_after_a_pause(
     client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture, until_idle: bool
 ) -> None:
     """The stream is of another type: that is no missing group. A run until idle ends with it."""
-    reader = make_reader()
+    reader = make_reader(until_idle=until_idle)
     client.delete(EVENTS)
     client.set(EVENTS, "no stream")
-    assert reader.steps(2, until_idle=until_idle) is until_idle
+    assert reader.steps(2) is until_idle
     assert set(caplog.messages) == {"delivery failed"}
     assert reader.stop.waits == ([] if until_idle else [DEFAULT_TIMING.recovery_pause] * 2)
 
@@ -515,7 +522,7 @@ def test_a_group_that_cannot_be_made_is_tried_again_after_a_pause(
     client.set("sweeperd:groups", "no hash")
     reader.steps()
     assert "the group could not be made" in caplog.messages
-    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause]
+    assert reader.pauses.waits == [DEFAULT_TIMING.recovery_pause], "the others go on"
 
 
 def test_the_reader_of_a_replay_that_has_ended_stops(
@@ -526,7 +533,8 @@ def test_the_reader_of_a_replay_that_has_ended_stops(
     reader.subscription.start = StreamId.parse(b"5-0")
     client.xgroup_destroy(EVENTS, "hook")
     client.hdel("sweeperd:groups", "hook")
-    assert reader.steps(50)
+    reader.steps(2)
+    assert reader.lane.stop.is_set()
     assert client.xinfo_groups(EVENTS) == []
     assert caplog.messages == []
 
@@ -538,7 +546,7 @@ def test_events_that_too_few_replicas_have_are_released(own_shard: Shard, make_r
     reader.steps()
     assert reader.pending == dict.fromkeys(ids, (PARKED, 0))
     assert len(reader.in_flight) == 0
-    assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause]
+    assert reader.pauses.waits == [DEFAULT_TIMING.recovery_pause]
 
 
 # ---- heartbeats and refreshes
@@ -556,7 +564,7 @@ def test_a_heartbeat_names_the_events_in_hand_when_it_is_time(client: redis.Redi
     def beats() -> bool:
         """Whether the heartbeat makes an event anew that seems to be in hand for long."""
         client.xclaim(EVENTS, "hook", "us", 0, ids, idle=10**6, justid=True)
-        reader.consumer.heartbeat()
+        reader.reader.heartbeat()
         rows: Any = client.xpending_range(EVENTS, "hook", "-", "+", 1)
         return bool(rows[0]["time_since_delivered"] < 10**6)
 
@@ -623,7 +631,7 @@ def test_an_event_in_hand_that_is_given_anew_is_queued_once(client: redis.Redis,
 
 @pytest.mark.parametrize("until_idle", [False, True])
 def test_operators_see_a_process_that_stays(shard: Shard, make_reader: MakeReader, until_idle: bool) -> None:
-    make_reader().steps(until_idle=until_idle)
+    make_reader(until_idle=until_idle).steps()
     assert CircuitStateStore(shard).read("hook").processes == (0 if until_idle else 1)
 
 
@@ -654,7 +662,7 @@ def test_a_clock_that_was_set_back_makes_no_event_wait(
         reader.steps()
     assert (reader.in_flight.ids(), told in caplog.messages) == ([], False)
     now = shard.read_clock() - 3000
-    monkeypatch.setattr(shard, "read_clock", lambda: now)
+    monkeypatch.setattr("sweeperd.delivery.reader.micros_of", lambda _: now * 1000)
     reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     (record,) = (record for record in caplog.records if record.message == told)
@@ -677,7 +685,7 @@ def test_a_clock_that_was_set_back_ends_a_mute_and_no_pause(
     if paused:
         state.pause("hook", "moving house")
     now = shard.read_clock() - HOUR_MS
-    monkeypatch.setattr(shard, "read_clock", lambda: shard.clock.set(now) or now)
+    monkeypatch.setattr("sweeperd.delivery.reader.micros_of", lambda _: now * 1000)
     reader.now += DEFAULT_TIMING.refresh_every
     reader.steps()
     found = state.read("hook")
@@ -793,7 +801,7 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
     reader.steps()
     assert len(reader.in_flight) == 0
     assert reader.given_up == [(b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]
-    assert reader.acknowledger.counts() == {"dead_lettered": 2}
+    assert reader.lane.counts() == {"dead_lettered": 2}
     letters = [fields[b"attempts"] for _, fields in entries(client, DEAD_LETTERS)]
     assert letters == [b"2" if taken else b"0"] * 2, "no delivery is counted that was none"
     assert list(reader.pending) == (young if taken else [])
@@ -898,7 +906,6 @@ def test_what_travels_alone_is_given_up_on_too(client: redis.Redis, make_reader:
     parked(client, *add(client, at_noon, "young"))
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps()
-    reader.settle()
     assert reader.given_up == [(b"alone", b"HTTP 500")]
 
 
@@ -929,6 +936,7 @@ def test_a_page_of_what_is_given_up_on_is_bounded_in_bytes(
     reader.steps()
     parked(client, *reader.in_flight.ids())
     reader.in_flight.remove(reader.in_flight.ids())
+    reader.lane.parked = True
     reader.open_circuit(b"1-1", b"1-2")
     before = 0
     for _ in range(4):
@@ -998,7 +1006,6 @@ def test_nothing_is_too_old_in_a_group_that_was_made_for_old_events(
     parked(client, *add(client, at_noon - 5 * HOUR_MS, "a"), deliveries=2)
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps()
-    reader.settle()
     assert reader.given_up == []
     assert reader.stop.waits == []
 

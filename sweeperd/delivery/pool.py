@@ -1,0 +1,238 @@
+"""Sends the batches of all lanes of a shard from an elastic pool of threads."""
+
+import logging
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from sweeperd import progress
+from sweeperd.context import Timing
+from sweeperd.delivery import cpu_policy
+from sweeperd.delivery.batches import Batch
+from sweeperd.delivery.lane import Lane, Work
+from sweeperd.delivery.senders import Sent
+from sweeperd.delivery.settler import Settler
+from sweeperd.logs import LogThrottle
+from sweeperd.outbox import OutboxEntry
+
+log = logging.getLogger(__name__)
+
+#: A request that takes longer, seconds, does not keep other lanes from theirs.
+SLOW = 0.05
+#: A thread without a batch ends after so many seconds.
+IDLE = 5.0
+
+
+class Pool:
+    """
+    The lanes with queued events take turns, a batch each. `concurrency` requests are in flight, each lane's part of
+    them while others wait. A request older than SLOW does not count for lanes below their part, so a receiver that
+    hangs delays nobody. Each thread that takes a batch makes sure that another one takes the next.
+
+    What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
+    to its lane.
+    """
+
+    def __init__(self, name: str, concurrency: int, settler: Settler, timing: Timing) -> None:
+        self._name = name
+        self._concurrency = concurrency
+        self._settler = settler
+        self._clock: Callable[[], float] = timing.clock
+        #: The lanes with queued events, in the order of their turns.
+        self._round: deque[Lane] = deque()
+        #: The requests in flight of all lanes that share `concurrency`, the oldest first.
+        self._in_flight: dict[Work, None] = {}
+        self._threads: set[threading.Thread] = set()
+        self._started = 0
+        self._idle = 0
+        #: When the next idle thread looks again.
+        self._alarm = math.inf
+        self._closed = False
+        self._changed = threading.Condition(threading.Lock())
+        self._no_thread = LogThrottle()
+
+    def put(self, lane: Lane, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
+        """Queue these events of the lane; see `BatchQueue.put`."""
+        if entries:
+            with self._changed:
+                lane.queue.put(entries, in_order=in_order, probe=probe)
+                self._join_round(lane)
+                self._pass_on()
+
+    def allow(self, concurrency: int) -> None:
+        """Allow so many requests in flight from now on."""
+        with self._changed:
+            self._concurrency = concurrency
+            self._changed.notify_all()
+
+    def tend(self) -> None:
+        """Call this after a lane has stopped, and every second or so: if the system gave no thread, try again."""
+        with self._changed:
+            if self._round:
+                self._pass_on()
+
+    def close(self) -> None:
+        """Every lane has stopped. The threads end with their requests."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def moving(self, lane: Lane) -> list[bytes]:
+        """The ids of the events of the lane in hand that this process will settle."""
+        with self._changed:
+            return lane.moving(self._part())
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """The threads that have not ended."""
+        with self._changed:
+            return list(self._threads)
+
+    def run(self) -> None:
+        """The work of each thread."""
+        work = Work()
+        with progress.working(work.progress):
+            work.progress.rest()
+            taken = self._next(work)
+            while taken is not None:
+                lane, batch = taken
+                cpu_policy.follow(batch=lane.limits.events > 1)
+                pause = lane.sender.wait(batch)
+                sent = Sent() if pause else lane.sender.send(batch)
+                self._settler.add(lane, sent.settlements)
+                work.progress.rest()
+                taken = self._next(work, (batch, pause, sent))
+
+    def _next(self, work: Work, last: tuple[Batch, float, Sent] | None = None) -> tuple[Lane, Batch] | None:
+        """Hand back what was taken before, and take the next batch; wait for one. None: the thread ends."""
+        with self._changed:
+            if last is not None:
+                self._done(work, *last)
+            until = self._clock() + IDLE
+            while True:
+                now = self._clock()
+                lane, soonest = self._find(now)
+                if lane is not None:
+                    return self._take(work, lane, now)
+                if self._closed or now >= until:
+                    self._threads.discard(threading.current_thread())
+                    return None
+                self._rest(now, soonest, until)
+
+    def _done(self, work: Work, batch: Batch, pause: float, sent: Sent) -> None:
+        lane = work.lane
+        if lane is None:
+            return
+        lane.works.remove(work)
+        self._in_flight.pop(work, None)
+        work.lane, work.entries = None, ()
+        if pause:
+            lane.queue.put_back(batch, pause)
+        if sent.retry is not None:
+            lane.queue.back_off(sent.retry, sent.pause)
+        for half in reversed(sent.batches):
+            lane.queue.put_back(half)
+        if lane.queue:
+            self._join_round(lane)
+
+    def _take(self, work: Work, lane: Lane, now: float) -> tuple[Lane, Batch]:
+        batch = lane.queue.take(now)
+        if lane.queue:
+            self._round.rotate(-1)  # it was the first
+        else:
+            self._leave_round(lane)
+        work.lane, work.entries, work.since = lane, batch.entries, now
+        work.progress.step()
+        lane.works.append(work)
+        if lane.requests is None:
+            self._in_flight[work] = None
+        if self._round:
+            self._pass_on()
+        return lane, batch
+
+    def _find(self, now: float) -> tuple[Lane | None, float]:
+        """
+        The lane whose turn it is, which is then the first of the round; None if no batch may be taken. And when to look
+        again if nothing changes.
+        """
+        soonest, part = math.inf, self._part()
+        full, free_at = len(self._in_flight) >= self._concurrency, -math.inf
+        if full:
+            free_at = self._free_at(now)
+        spare: int | None = None
+        for place, lane in enumerate(self._round):
+            if lane.stop.is_set():  # what is queued is released without a request
+                self._round.rotate(-place)
+                return lane, now
+            requests = len(lane.works)
+            at = lane.queue.ready_at(now, requests)
+            if lane.requests is not None:
+                at = at if requests < lane.requests else math.inf
+            elif full:
+                at = max(at, free_at) if requests < part else math.inf
+            elif requests >= part and at <= now:
+                spare, at = place if spare is None else spare, math.inf
+            if at <= now:
+                self._round.rotate(-place)
+                return lane, now
+            soonest = min(soonest, at)
+        if spare is not None:  # no other lane can use it
+            self._round.rotate(-spare)
+            return self._round[0], now
+        return None, soonest
+
+    def _free_at(self, now: float) -> float:
+        """When so many requests are slow that another one may begin; in the past: one may begin now."""
+        young = [work.since for work in self._in_flight if now - work.since < SLOW]
+        return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + SLOW
+
+    def _part(self) -> int:
+        """How many requests of a lane are its part: of those in the round, and those with requests in flight."""
+        lanes = len(self._round) + len({work.lane for work in self._in_flight if work.lane and not work.lane.in_round})
+        return -(-self._concurrency // max(1, lanes))
+
+    def _pass_on(self) -> None:
+        """Wake or start a thread if a batch may be taken now, or if none would look again in time."""
+        now = self._clock()
+        lane, soonest = self._find(now)
+        if lane is None and (soonest >= self._alarm or soonest == math.inf):
+            return
+        if self._idle:
+            self._changed.notify()
+        else:
+            self._start()
+
+    def _rest(self, now: float, soonest: float, until: float) -> None:
+        """Wait for a change. One idle thread at a time looks again at `soonest`."""
+        alarmed = soonest < self._alarm
+        if alarmed:
+            self._alarm = soonest
+        self._idle += 1
+        try:
+            self._changed.wait(max(0.0, (min(soonest, until) if alarmed else until) - now))
+        finally:
+            self._idle -= 1
+            if alarmed and self._alarm == soonest:
+                self._alarm = math.inf
+
+    def _start(self) -> None:
+        self._started += 1
+        thread = threading.Thread(target=self.run, name=f"send-{self._name}-{self._started}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            if self._no_thread():
+                log.warning("no more threads send", extra={"threads": len(self._threads), "error": str(error)})
+            return
+        self._threads.add(thread)
+
+    def _join_round(self, lane: Lane) -> None:
+        if not lane.in_round:
+            lane.in_round = True
+            self._round.append(lane)
+
+    def _leave_round(self, lane: Lane) -> None:
+        if lane.in_round:
+            lane.in_round = False
+            self._round.remove(lane)

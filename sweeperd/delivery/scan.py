@@ -1,0 +1,170 @@
+"""Finds the pending events of a lane that are due again: parked ones, those of dead processes, and probes."""
+
+import math
+
+from sweeperd.delivery.lane import Lane
+from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, Outbox, OutboxEntry, Pending, Subscription, is_waiting
+from sweeperd.store.operations import Operation
+
+
+class ProbeChooser:
+    """
+    Rotates the probes of one endpoint: if the receiver cannot take some event, this event does not keep the circuit
+    open. Events that were never sent come first, then the event with the fewest deliveries of a page. Each choice takes
+    the next page of parked events. If there is another event, the same event is not chosen twice in a row.
+    """
+
+    def __init__(self, subscription: Subscription, outbox: Outbox) -> None:
+        self._subscription = subscription
+        self._group = subscription.group
+        self._outbox = outbox
+        self._after: bytes | None = None
+        self._last: bytes | None = None
+
+    def take(self, count: int) -> Operation[tuple[list[OutboxEntry], list[OutboxEntry]]]:
+        """
+        Take the next probe: up to `count` new events, of which the first wanted one is the probe; and a parked event if
+        none of them is wanted. Nothing if nothing waits. Raises redis.RedisError.
+        """
+        chosen = yield from self._choose()
+        new: list[OutboxEntry] = []
+        parked: list[OutboxEntry] = []
+        if (chosen is None or chosen.deliveries or chosen.id == self._last) and not self._subscription.exhausted:
+            new = yield from self._outbox.read.part(self._group, count)
+        wanted = next(filter(self._subscription.wants, new), None)
+        if wanted is None and chosen is not None:
+            parked = yield from self._outbox.claim.part(self._group, [chosen], 0)
+            wanted = next(iter(parked), None)
+        self._last = wanted.id if wanted else None
+        return new, parked
+
+    def _choose(self) -> Operation[Pending | None]:
+        page = yield from self._outbox.parked.part(self._group, self._after)
+        if not page and self._after is not None:
+            page = yield from self._outbox.parked.part(self._group)
+        self._after = page[-1].id if len(page) == PAGE else None
+        return min(page, key=lambda pending: (pending.id == self._last, pending.deliveries), default=None)
+
+
+#: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
+PAGES_PER_STEP = 8
+#: While the brake holds events, a step takes so many at most: there is room for a few.
+BRAKED = 200
+
+
+class DueScan:
+    """
+    Walks over the pending events of one endpoint again and again. Each step goes on after the end of the last step, so
+    a million parked events cost no more at a time than a few pages.
+    """
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        #: If a process sends no heartbeat for so long, ms, the process is dead.
+        self._dead_ms = int(lane.timing.take_over_after * 1000)
+        # A released event (0 deliveries) has no wait, and was released with a long idle time.
+        self._least_idle_ms = min(int(lane.redelivery.initial * 1000), self._dead_ms)
+        #: The last event passed; None before the first.
+        self._after: bytes | None = None
+        self._next_at = 0.0
+        #: When `take_orphaned` looks again.
+        self._orphaned_at = 0.0
+        #: If there is room for a single event, parked and new events take turns.
+        self._turn = 0
+        #: Whether the last step has found an event.
+        self._found = False
+        #: When this process learnt that an operator ended all waits (monotonic).
+        self._waits_ended_at: float | None = None
+
+    @property
+    def at_start(self) -> bool:
+        """Whether the last step came to the end, and the next step begins anew."""
+        return self._after is None
+
+    @property
+    def due_at(self) -> float:
+        """When the next step is worth making (monotonic)."""
+        return max(self._next_at, self._lane.brake.until if self._lane.brake.waiting else 0.0)
+
+    @property
+    def orphaned_at(self) -> float:
+        """When `take_orphaned` looks again (monotonic)."""
+        return self._orphaned_at
+
+    def hurry(self) -> None:
+        """Events have become due: make the next step at once."""
+        self._next_at = 0.0
+
+    def end_waits(self) -> None:
+        """
+        An operator has made all parked events due. If an event was parked since, but before this process learnt of the
+        order, the event was sent before the receiver was back, and does not wait either.
+        """
+        self._waits_ended_at = self._lane.timing.clock()
+        self.hurry()
+
+    def take(self, room: int, pause: float) -> Operation[list[OutboxEntry]]:
+        """
+        Take the events of one step; half of the room is left to new events. `pause`: how long to wait at the end of a
+        scan, seconds. Raises redis.RedisError.
+        """
+        self._turn = 1 - self._turn
+        if self._lane.brake.waiting:
+            room = min(room, BRAKED)
+            if self._found:
+                self._after = None  # the oldest events come first
+            self._lane.brake.hold()
+        due = yield from self.step((room + self._turn) // 2)
+        self._found = bool(due)
+        if due:
+            self.hurry()  # there may be more
+        else:
+            self._next_at = self._lane.timing.clock() + (pause if self.at_start else self._lane.timing.scan_every)
+        # If another replica has since taken and parked an event again, the event is idle for less than any wait.
+        return (yield from self._lane.outbox.claim.part(self._lane.group, due, self._least_idle_ms))
+
+    def take_orphaned(self, pause: float) -> Operation[list[OutboxEntry]]:
+        """
+        When due, take a page of events whose process is dead, and nothing else. `pause`: how long to wait if there are
+        none, seconds. Raises redis.RedisError.
+        """
+        if self._lane.timing.clock() < self._orphaned_at:
+            return []
+        outbox, lane = self._lane.outbox, self._lane
+        orphaned = yield from outbox.orphaned.part(lane.subscription, lane.in_flight, PAGE)
+        entries = yield from outbox.claim.part(lane.group, orphaned, self._dead_ms)
+        more = any(entry.pairs for entry in entries)
+        self._orphaned_at = 0.0 if more else self._lane.timing.clock() + pause
+        return entries
+
+    def step(self, count: int) -> Operation[list[Pending]]:
+        """The next due events, `count` at most: parked with the wait over, or in the hands of a dead process."""
+        due: list[Pending] = []
+        for _ in range(PAGES_PER_STEP):
+            parked_before_end_ms = self._ms_since_waits_ended()
+            page = yield from self._lane.outbox.pending.part(self._lane.group, self._after)
+            for pending in page:
+                if len(due) == count:
+                    return due
+                self._after = pending.id
+                if self._due(pending, parked_before_end_ms):
+                    due.append(pending)
+            if len(page) < PAGE:
+                self._after = None
+                break
+        return due
+
+    def _ms_since_waits_ended(self) -> float:
+        """If an event has been parked for so long, ms, no wait is left. `take` claims no younger event."""
+        if self._waits_ended_at is None:
+            return math.inf
+        return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)
+
+    def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
+        if pending.id in self._lane.in_flight:
+            return False  # also if parked: the event is in hand until the settlement is done
+        if pending.owner in (PARKED, PARKED_ALONE):
+            return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
+        if is_waiting(pending.owner):
+            return self._lane.outbox.may_take(self._lane.subscription, pending.owner)
+        return pending.idle_ms >= self._dead_ms

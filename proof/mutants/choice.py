@@ -77,7 +77,7 @@ _SCRIPT_TESTS = {
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,
-    "delivery/dead_letter": (*_OUTBOX, "tests/integration/delivery/test_consumer.py"),
+    "delivery/dead_letter": (*_OUTBOX, "tests/integration/delivery/test_reader.py"),
     "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
     "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),

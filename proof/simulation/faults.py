@@ -30,7 +30,7 @@ FULL_SCRIPTS = (
 #: Sets of commands whose right may be revoked.
 RIGHTS: tuple[tuple[bytes, ...], ...] = (
     (b"EVAL", b"EVALSHA"), (b"XREADGROUP",), (b"XACK",), (b"TIME",), (b"SET",), (b"XTRIM",), (b"XPENDING",), (b"HGET",),
-    (b"XADD",), (b"XINFO",), (b"XRANGE",), (b"ZRANGE", b"ZCOUNT"),
+    (b"XADD",), (b"XREAD",), (b"XINFO",), (b"XRANGE",), (b"ZRANGE", b"ZCOUNT"),
 )  # fmt: skip
 
 

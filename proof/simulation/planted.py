@@ -13,21 +13,28 @@ from typing import Any
 import redis
 
 import sweeperd.delivery.relay
+import sweeperd.delivery.senders
 import sweeperd.ops.reconcile.budget_repair
 import sweeperd.runtime.schedule
-from sweeperd.delivery.acknowledger import Acknowledger
 from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.dispatcher import Dispatcher
-from sweeperd.delivery.reader import Consumer, DueScan, ProbeChooser
+from sweeperd.delivery.intake import Intake
+from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.pool import Pool
+from sweeperd.delivery.reader import Reader
+from sweeperd.delivery.scan import DueScan, ProbeChooser
 from sweeperd.delivery.senders import BatchSender
+from sweeperd.delivery.settler import Settler
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import QueuedHandler
 from sweeperd.outbox import ConsumerGroups, Filters, Outbox, Subscription, is_waiting
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.periodic import PeriodicTask
 from sweeperd.runtime.sweeps import KindSweep
-from sweeperd.store import Clock, Shard, scripts
+from sweeperd.store import Clock, Shard, operations, scripts
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.lease import Lease
+from sweeperd.store.operations import Operation, operation
 from sweeperd.store.scripts import Script
 from sweeperd.store.streams import StreamId
 
@@ -69,13 +76,19 @@ def in_script(script: str, before: str, after: str) -> None:
     vars(scripts)["source"] = source
 
 
+def nothing(*_: Any) -> Operation[list[Any]]:
+    """An operation that finds nothing."""
+    yield from ()
+    return []
+
+
 @planted("an event is acknowledged before the receiver has answered")
 def ack_before_answer() -> None:
     def make(original: Any) -> Any:
-        def deliver(self: Any, entries: Any, **options: Any) -> Any:
+        def deliver(self: Any, batch: Any) -> Any:
             with contextlib.suppress(redis.RedisError):
-                self._lane.outbox.acknowledge(self._lane.group, [entry.id for entry in entries])
-            return original(self, entries, **options)
+                self._lane.outbox.acknowledge(self._lane.group, [entry.id for entry in batch.entries])
+            return original(self, batch)
 
         return deliver
 
@@ -85,12 +98,12 @@ def ack_before_answer() -> None:
 @planted("three in ten events that failed are acknowledged, not parked")
 def lost_nack() -> None:
     def make(original: Any) -> Any:
-        def nack(self: Any, group: str, entries: Any) -> None:
+        def nack(self: Any, group: str, entries: Any) -> Operation[None]:
             kept = [entry for entry in entries if random.random() > 0.3]
-            self.acknowledge(group, [entry.id for entry in entries if entry not in kept])
-            original(self, group, kept)
+            yield from self.acknowledge.part(group, [entry.id for entry in entries if entry not in kept])
+            yield from original.__get__(self, Outbox).part(group, kept)
 
-        return nack
+        return operation(nack)
 
     replace(Outbox, "nack", make)
 
@@ -101,12 +114,12 @@ def no_take_over() -> None:
         return lambda self, pending, end: is_waiting(pending.owner) and original(self, pending, end)
 
     replace(DueScan, "_due", make)
-    put(Outbox, "orphaned", lambda *_: [])
+    put(Outbox, "orphaned", operation(nothing))
 
 
 @planted("a process does not tell the others which events it has in hand")
 def no_heartbeat() -> None:
-    put(Consumer, "heartbeat", lambda _: None)
+    put(Reader, "heartbeat", lambda _: None)
 
 
 @planted("the stream is trimmed past a group that is behind")
@@ -177,21 +190,18 @@ def no_probe() -> None:
 @planted("a process that has seen a pause does not see its end")
 def resume_unseen() -> None:
     def make(original: Any) -> Any:
-        def refresh(self: Any) -> None:
+        def learn(self: Any, entry: Any, changes: int) -> None:
             if not self.state.paused:
-                original(self)
+                original(self, entry, changes)
 
-        return refresh
+        return learn
 
-    replace(EndpointStateCache, "refresh", make)
+    replace(EndpointStateCache, "learn", make)
 
 
 @planted("the second half of a batch that is halved is forgotten")
 def half_lost() -> None:
-    def halves(self: Any, entries: Any, attempts: Any) -> Any:
-        return self._deliver(entries[: (len(entries) + 1) // 2], attempts=attempts)
-
-    put(BatchSender, "_halves", halves)
+    replace(sweeperd.delivery.senders, "_halves", lambda original: lambda *batch: original(*batch)[:1])
 
 
 @planted("an endpoint gets events that it did not ask for")
@@ -255,16 +265,16 @@ def script_forgotten() -> None:
 @planted("a reader ends when Redis cannot be reached")
 def reader_ends() -> None:
     def make(original: Any) -> Any:
-        def step(self: Any, *, block: bool) -> Any:
+        def one_round(self: Any) -> Any:
             try:
-                return original(self, block=block)
+                return original(self)
             except (RedisUnavailable, redis.ConnectionError):
-                self._lane.stop.set()
-                return False
+                self._until_idle = True
+                raise
 
-        return step
+        return one_round
 
-    replace(Consumer, "_step", make)
+    replace(Reader, "round", make)
 
 
 @planted("each process gives an event another id")
@@ -278,7 +288,7 @@ def id_by_process() -> None:
 @planted("of each batch only the first event is acknowledged")
 def first_acknowledged() -> None:
     def make(original: Any) -> Any:
-        return lambda self, group, ids: original(self, group, ids[:1])
+        return operation(lambda self, group, ids: original.__get__(self, Outbox).part(group, ids[:1]))
 
     replace(Outbox, "acknowledge", make)
 
@@ -302,29 +312,26 @@ def given_up_early() -> None:
 @planted("settlements are dropped when Redis cannot be reached, and stay in hand forever")
 def settlement_lost() -> None:
     def make(original: Any) -> Any:
-        def write(self: Any, action: Any, settlements: Any) -> None:
-            try:
-                original(self, action, settlements)
-            except redis.ConnectionError:
-                self._lane.in_flight.add([entry for each in settlements for entry in each.entries])
-                self._finish = lambda _: None
+        def write(self: Any, lane: Any, left: Any) -> Operation[None]:
+            with contextlib.suppress(redis.ConnectionError):
+                yield from original(self, lane, left)
 
         return write
 
-    replace(Acknowledger, "_write", make)
+    replace(Settler, "_write", make)
 
 
 @planted("while a circuit is open, nobody looks at the events of a dead process")
 def open_circuit_forgets() -> None:
-    put(DueScan, "take_orphaned", lambda *_: [])
+    put(DueScan, "take_orphaned", nothing)
 
 
 @planted("the probe of an open circuit is spent on an event that the endpoint does not want")
 def probe_unwanted() -> None:
-    def take(self: Any, _count: int) -> Any:
-        chosen = self._choose()
-        new = [] if self._subscription.exhausted else self._outbox.read(self._group, 1)
-        parked = [] if chosen is None or new else self._outbox.claim(self._group, [chosen], 0)
+    def take(self: Any, _count: int) -> Operation[Any]:
+        chosen = yield from self._choose()
+        new = [] if self._subscription.exhausted else (yield from self._outbox.read.part(self._group, 1))
+        parked = [] if chosen is None or new else (yield from self._outbox.claim.part(self._group, [chosen], 0))
         self._last = (new + parked)[0].id if new or parked else None
         return new, parked
 
@@ -374,6 +381,80 @@ def two_repairs() -> None:
 @planted("a line of the log waits for its reader")
 def log_waits() -> None:
     put(QueuedHandler, "emit", lambda self, record: self._written(self._encoded(self.format(record))))
+
+
+@planted("the lane whose turn it was keeps it, and slow requests count for all")
+def unfair_pool() -> None:
+    def find(self: Any, now: float) -> Any:
+        for place, lane in enumerate(self._round):
+            at = lane.queue.ready_at(now, len(lane.works))
+            if lane.stop.is_set() or (at <= now and len(self._in_flight) < self._concurrency):
+                self._round.rotate(-place)
+                return lane, now
+        return None, now + 1.0
+
+    put(Pool, "_find", find)
+    replace(Pool, "_take", lambda original: lambda self, *taken: (original(self, *taken), self._round.rotate(1))[0])
+
+
+@planted("a lane that has caught up hears of no later event")
+def lost_wake_up() -> None:
+    def behind(self: Any, value: bool) -> None:
+        self.was_behind = value and getattr(self, "was_behind", True)
+
+    put(Intake, "behind", property(lambda self: self.was_behind, behind))
+
+
+@planted("a lane is offered to the senders twice")
+def lane_offered_twice() -> None:
+    put(Pool, "_join_round", lambda self, lane: (setattr(lane, "in_round", True), self._round.append(lane)))
+
+
+@planted("the scan of one lane keeps the others from theirs")
+def scan_starves() -> None:
+    def make(original: Any) -> Any:
+        def chores(self: Any) -> Any:
+            for each in list(self._at)[1:]:
+                each.scan._next_at = self._clock() + 3600
+            return original(self)
+
+        return chores
+
+    replace(Reader, "_do_chores", make)
+
+
+@planted("an event is settled when it is queued")
+def settled_before_sent() -> None:
+    def make(original: Any) -> Any:
+        def put_events(self: Any, lane: Lane, entries: Any, **how: bool) -> None:
+            original(self, lane, entries, **how)
+            with contextlib.suppress(redis.RedisError):
+                lane.outbox.acknowledge(lane.group, [entry.id for entry in entries])
+
+        return put_events
+
+    replace(Pool, "put", make)
+
+
+@planted("if one group is missing, the events that others were given in the same round trip are forgotten")
+def lost_beside_missing_group() -> None:
+    def make(original: Any) -> Any:
+        def send(client: Any, requests: Any) -> Any:
+            replies = original(client, requests)
+            missing = [reply for reply in replies if isinstance(reply, Exception) and is_missing_group(reply)]
+            if not missing:
+                return replies
+            return [
+                [] if request.words[0] == "XREADGROUP" else reply
+                for request, reply in zip(requests, replies, strict=True)
+            ]
+
+        return send
+
+    replace(operations, "_send", make)
+    replace(
+        DueScan, "_due", lambda original: lambda self, each, end: is_waiting(each.owner) and original(self, each, end)
+    )
 
 
 def plant(name: str) -> None:

@@ -306,7 +306,7 @@ class Connection(FakeRedisConnection):
                 return
             self.seen = seen
             reply = self._answer(self._sock, _without_block(command))
-            if reply is not None or kernels.KERNEL.now >= self.blocked_until:
+            if reply or kernels.KERNEL.now >= self.blocked_until:
                 self.queue.popleft()
                 self.blocked_until = None
                 self.simulated.blocked.remove(self)
@@ -393,7 +393,7 @@ class Connection(FakeRedisConnection):
 
 def _block_ms(command: Command) -> int | None:
     """How long a read blocks, ms; None if it does not."""
-    if command[0].upper() != b"XREADGROUP":
+    if command[0].upper() not in (b"XREAD", b"XREADGROUP"):
         return None
     words = [word.upper() for word in command[: command.index(b"STREAMS")]]
     return int(command[words.index(b"BLOCK") + 1]) if b"BLOCK" in words else None

@@ -151,7 +151,7 @@ def deciding(script: str, then: str) -> str:
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
     return (
-        f"{recorder} local reply, writes do local redis, kept = recorder(redis) writes = kept "
+        f"{recorder} local reply, writes do local redis, kept = recorder(redis, KEYS[1]) writes = kept "
         f"reply = (function() {script}\nend)() end\n"
         f"if reply.err then\n  return reply\nend\n{then}"
     )

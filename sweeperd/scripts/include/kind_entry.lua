@@ -3,6 +3,7 @@
 
 -- @include clock
 -- @include kind_rights
+-- @include permission
 
 local entry
 do

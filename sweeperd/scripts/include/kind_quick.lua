@@ -4,7 +4,7 @@
 -- Returns nil for every other plan. kind_plan.lua then checks the plan from the start, and gives the reason if it
 -- fails.
 
--- @include kind_rights
+-- @include permission
 -- @include whole
 
 local quick_writable, quick_read, quick_sum, quick_amount

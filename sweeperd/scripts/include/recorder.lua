@@ -5,8 +5,8 @@
 --
 -- The list has the field `changes`, the counters that the writes would change: {key, field, value, new value} for a
 -- field of a hash, {key, '', value, amount} for a string. A counter is a whole number that the script reads before it
--- writes it, outside the entry's own hash (KEYS[1]). The list also has the field `reads`: {{command, key, ...}, ...}.
-local function recorder(server)
+-- writes it, outside the entry's own hash, `own`. The list also has the field `reads`: {{command, key, ...}, ...}.
+local function recorder(server, own)
   local writes, changes, reads = {}, {}, {}
   writes.changes, writes.reads = changes, reads
   -- key -> field -> the value as the script last read or wrote it; the field of a string is ''.
@@ -38,7 +38,7 @@ local function recorder(server)
   end
 
   local function change(key, field, value, to)
-    if key ~= KEYS[1] and type(value) == 'string' and find(value, WHOLE) and find(to, WHOLE) and value ~= to then
+    if key ~= own and type(value) == 'string' and find(value, WHOLE) and find(to, WHOLE) and value ~= to then
       changes[#changes + 1] = {key, field, value, to}
     end
   end

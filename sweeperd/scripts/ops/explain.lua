@@ -11,7 +11,7 @@
 
 local reply, imitation, writes
 do
-  imitation, writes = recorder(redis)
+  imitation, writes = recorder(redis, KEYS[1])
   local redis = imitation
   reply = (function()
     -- @include sweep/expire

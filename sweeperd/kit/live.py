@@ -43,7 +43,7 @@ def live_samples(shard: Shard, settings: KindSettings, kind: Kind, most: int) ->
     # One moment for all, because each makes a script that Redis caches.
     latest = max((score for _, score in entries if score < 2**52), default=0)
     moment = max(int(latest), shard.read_clock()) + settings.grace_ms + 1
-    text = deciding(kind.script.source, "return {writes, writes.reads}\n")
+    text = deciding(kind.script.source, "return {writes, reads}\n", reads=True)
     samples, left_out = list[Sample](), list[Decision]()
     for part in batches(ids, BATCH):
         decisions = [each.decision for each in explain(shard, kind, part, BATCH)]

@@ -145,14 +145,18 @@ def _reasons(kind: KindSettings) -> dict[str, str]:
     return found | (_PROTECTED_TOO_LONG if kind.unless_max is not None and kind.protected == "quarantine" else {})
 
 
-def deciding(script: str, then: str) -> str:
-    """The script with a `redis` that only records the writes, followed by the Lua `then` with `reply` and `writes`."""
+def deciding(script: str, then: str, *, reads: bool = False) -> str:
+    """
+    The script with a `redis` that only records the writes, and the `reads` if wanted, followed by the Lua `then` with
+    `reply`, `writes` and `reads`.
+    """
     # The code before the user's script is one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))
+    noted = "{}" if reads else "nil"
     return (
-        f"{recorder} local reply, writes do local redis, kept = recorder(redis, KEYS[1]) writes = kept "
-        f"reply = (function() {script}\nend)() end\n"
+        f"{recorder} local reads, reply, writes = {noted} do local redis, kept = recorder(redis, KEYS[1], reads) "
+        f"writes = kept reply = (function() {script}\nend)() end\n"
         f"if reply.err then\n  return reply\nend\n{then}"
     )
 

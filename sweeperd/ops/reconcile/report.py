@@ -185,7 +185,7 @@ class WalkedShardDocument(Document):
     counters: Count = Field(description="Budgets or sums that were compared with what the hashes hold.")
     counters_unjudged: Count = Field(
         validation_alias="unjudged",
-        description="Counters that could not be compared: traffic was too heavy, or something cannot be read.",
+        description="Counters that could not be compared: traffic was too heavy, or a hash cannot be read or is held.",
     )
     counters_closed: Count = Field(validation_alias="closed", description="CLOSED budgets, which are not compared.")
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")

@@ -203,7 +203,7 @@ class ConfiguredKind(Subject):
         self.closer = [each for each in others if len(each.stem + each.end) >= least]
 
     @cached_property
-    def _trusted(self) -> bool:
+    def trusted(self) -> bool:
         """Whether an entry was seen alive, so that what the script skips has ended."""
         return may_be_trusted(self.shard, self.kind)
 
@@ -215,7 +215,7 @@ class ConfiguredKind(Subject):
                 yield _observation(finding)
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        decide = self.kind.call(entry, "", self._trusted)
+        decide = self.kind.call(entry, "", self.trusted)
         return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:

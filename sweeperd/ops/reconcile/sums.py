@@ -48,12 +48,17 @@ class SumCounters(Counters):
         self._client = subject.shard.client
         self._prefix = subject.shard.keys.prefix
         self._sums = declared
+        #: Hashes that are not judged, because no entry of the kind was seen alive. They may hold a part of any counter.
+        self._held = 0
         # Hashes, index, walks for the sums, and a search for the counters of each sum.
         self.passes = 2 + AGREEING + len(self._sums)
 
     def drifts(self) -> Iterator[Finding]:
         first = self._walk(WalkStage.COUNTERS, None)
         self.count = len(first)
+        if self._held:
+            self.unjudged = len(first)
+            return
         self.unjudged = sum(1 for each in first.values() if each.holds is None)
         suspects = {name: each for name, each in first.items() if each.holds not in (None, each.held)}
         for _ in range(AGREEING - 1):
@@ -91,9 +96,10 @@ class SumCounters(Counters):
         held: dict[Counted, tuple[int, int]],
         values: dict[Counted, set[bytes | None]],
     ) -> None:
-        calls = [self._subject.kind.call(entry, "", True) for entry in ids]
+        calls = [self._subject.kind.call(entry, "", self._subject.trusted) for entry in ids]
         for entry, (outcome, deadline, *holdings) in zip(ids, self._subject.run(self._script, calls), strict=True):
-            active = outcome.decode() not in (Outcome.SKIPPED, Outcome.NOT_FOUND)
+            active = outcome.decode() not in (Outcome.SKIPPED, Outcome.NOT_FOUND, Outcome.HELD)
+            self._held += outcome.decode() == Outcome.HELD
             for key, name, text, value in holdings:
                 counted, amount = (key, name), whole(text)
                 if key:

@@ -5,10 +5,12 @@
 --
 -- The list has the field `changes`, the counters that the writes would change: {key, field, value, new value} for a
 -- field of a hash, {key, '', value, amount} for a string. A counter is a whole number that the script reads before it
--- writes it, outside the entry's own hash, `own`. The list also has the field `reads`: {{command, key, ...}, ...}.
-local function recorder(server, own)
-  local writes, changes, reads = {}, {}, {}
-  writes.changes, writes.reads = changes, reads
+-- writes it, outside the entry's own hash, `own`.
+--
+-- Each read is added to `reads`, if given: {command, key, ...}.
+local function recorder(server, own, reads)
+  local writes, changes = {}, {}
+  writes.changes = changes
   -- key -> field -> the value as the script last read or wrote it; the field of a string is ''.
   local known = {}
   local READS = {TIME = true}
@@ -21,24 +23,25 @@ local function recorder(server, own)
   local FULL_STREAM = 'ERR The stream has exhausted the last possible ID, unable to add more items'
 
   local function remember(reply, command, key, ...)
-    reads[#reads + 1] = {command, key, ...}
-    local held = known[key] or {}
-    if command == 'HMGET' then
+    if reads then
+      reads[#reads + 1] = {command, key, ...}
+    end
+    if key == own then
+      return
+    elseif command == 'HMGET' then
+      local held = known[key] or {}
+      known[key] = held
       for i = 1, #reply do
         held[select(i, ...)] = reply[i]
       end
-    elseif command == 'HGET' then
-      held[(...)] = reply
-    elseif command == 'GET' then
-      held[''] = reply
-    else
-      return
+    elseif command == 'HGET' or command == 'GET' then
+      known[key] = known[key] or {}
+      known[key][... or ''] = reply
     end
-    known[key] = held
   end
 
   local function change(key, field, value, to)
-    if key ~= own and type(value) == 'string' and find(value, WHOLE) and find(to, WHOLE) and value ~= to then
+    if type(value) == 'string' and find(value, WHOLE) and find(to, WHOLE) and value ~= to then
       changes[#changes + 1] = {key, field, value, to}
     end
   end

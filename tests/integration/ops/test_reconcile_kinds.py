@@ -60,6 +60,15 @@ def test_a_kind_of_which_no_entry_is_alive_is_not_judged(shard: Shard, client: r
     assert (report.held, report.held_because) == (0, "")
 
 
+def test_counters_are_not_judged_by_hashes_that_are_not(shard: Shard, client: redis.Redis) -> None:
+    """With a wrong word in `active` no hash counts, and each counter would differ from a sum of nothing."""
+    hold_seats(client, "a", 3, FUTURE)
+    client.hset("seats:hamlet", "held", 3)
+    wrong = Settings.model_validate(tomllib.loads((SEAT_HOLD + SUMS).replace('state = "HELD"', 'state = "held"')))
+    report = walk_once(shard, wrong)
+    assert (report.held, report.counters, report.unjudged, dict(report.found)) == (1, 1, 1, {})
+
+
 def walk(shard: Shard, in_each_walk_over_the_sums: Callable[[int], None] = lambda _: None) -> ReconcileReport:
     """Walk; the function is called in each walk over the sums, when the names of the hashes are known."""
     walks = 0

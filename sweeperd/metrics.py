@@ -428,6 +428,11 @@ class SweepMetrics:
         self.held_entries = gauge(
             "sweeperd_held_entries", "Due entries held back because their kind is unproven", SWEEP
         )
+        self.deferred_entries = gauge(
+            "sweeperd_deferred_entries", "Overdue entries that wait because Redis is above sweep.memory_limit", SWEEP
+        )
+        self._memory_used = gauge("sweeperd_redis_memory_used_bytes", "Memory of Redis, as maxmemory counts it", SHARD)
+        self._memory_limit = gauge("sweeperd_redis_memory_limit_bytes", "maxmemory of Redis, if there is one", SHARD)
         self.unproven = gauge("sweeperd_unproven_kind", "1 until an entry of the kind is seen alive, else 0", SWEEP)
         self.unexpected = counter(
             "sweeperd_unexpected_outcomes_total",
@@ -467,11 +472,19 @@ class SweepMetrics:
         else:
             self._expired.labels(kind).inc(count)
 
+    def set_memory(self, shard: str, used: int | None, limit: int | None) -> None:
+        """Set the memory of Redis and its maxmemory, bytes. None: unknown, or no maxmemory."""
+        for gauge, value in ((self._memory_used, used), (self._memory_limit, limit)):
+            if value is None:
+                _remove(gauge, shard)
+            else:
+                gauge.labels(shard).set(value)
+
     def retain(self, shard: str, kinds: Collection[str]) -> None:
         """Drop the gauges of all kinds except these."""
         swept = self._swept.get(shard, set())
         backlog = (self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
-        more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven)
+        more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven, self.deferred_entries)
         for kind in swept - set(kinds):
             for gauge in (self.pipeline_depth, *backlog, *more):
                 _remove(gauge, shard, kind)
@@ -481,6 +494,7 @@ class SweepMetrics:
         """Drop the gauges of a shard that is no longer configured."""
         self.retain(shard, ())
         _remove(self.redis_up, shard)
+        self.set_memory(shard, None, None)
 
 
 class Metrics:

@@ -14,6 +14,7 @@ from sweeperd.config.types import (
     HostName,
     Identifier,
     OptionalDuration,
+    OptionalPercentage,
     PositiveDuration,
     PositiveRetention,
     RedisUrl,
@@ -73,6 +74,7 @@ class SweepSettings(Section):
     lease_ttl: LeaseTtl = timedelta(seconds=15)
     audit_retention: PositiveRetention = timedelta(days=30)
     audit_spread: float = Field(default=0.01, ge=0, le=1, allow_inf_nan=False)
+    memory_limit: OptionalPercentage = 110
 
     @property
     def looks(self) -> bool:

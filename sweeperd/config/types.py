@@ -14,6 +14,7 @@ _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d
 #: The present time plus a duration must stay within what Redis and Python can hold.
 _YEAR = timedelta(days=365)
 _DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+_PERCENTAGE = re.compile(r"(\d{1,9})%")
 
 
 def _bounded(value: timedelta, most: timedelta) -> timedelta:
@@ -29,6 +30,16 @@ def parse_duration(value: object) -> timedelta:
     if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
         raise ValueError('must be a duration such as "250ms", "5s", "10m", "72h" or "30d"')
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _percentage(value: object) -> object:
+    if value == "":
+        return None
+    if isinstance(value, str) and (match := _PERCENTAGE.fullmatch(value)):
+        return int(match[1])
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value  # as `model_dump` gives it
+    raise ValueError('must be a percentage such as "110%"')
 
 
 def milliseconds(duration: timedelta) -> int:
@@ -52,6 +63,8 @@ Retention = Annotated[
 PositiveRetention = Annotated[Retention, AfterValidator(_positive)]
 #: "" turns the setting off: None.
 OptionalDuration = Annotated[PositiveDuration | None, BeforeValidator(lambda value: None if value == "" else value)]
+#: A share in percent, such as 110; "" turns the setting off: None.
+OptionalPercentage = Annotated[Annotated[int, Field(ge=1, le=1000)] | None, BeforeValidator(_percentage)]
 #: A name in metrics, in log lines and in the names of consumer groups.
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

@@ -62,8 +62,9 @@ class OnceReport:
 
     @property
     def exit_code(self) -> int:
-        """0: all done. 1: a failure, entries that failed or are held, or a sweep cut short. 3: undelivered events."""
-        if self.failures or self.counts[Outcome.ERROR] or self.counts[Outcome.HELD] or not self.complete:
+        """0: all done. 1: a failure, entries that failed or wait, or a sweep cut short. 3: undelivered events."""
+        left = sum(self.counts[outcome] for outcome in (Outcome.ERROR, Outcome.HELD, Outcome.DEFERRED))
+        if self.failures or left or not self.complete:
             return 1
         return 3 if self.delivery.undelivered else 0
 
@@ -89,6 +90,7 @@ class OnceDocument(Document, title="sweeperd --once --json"):
     in_grace: Count = Field(description="Entries whose grace has not ended.")
     not_due: Count = Field(description="Entries whose deadline was moved.")
     not_found: Count = Field(description="Entries without a reservation.")
+    deferred: Count = Field(description="Overdue entries that wait because Redis is above sweep.memory_limit.")
     held: Count = Field(description="Entries that stay because no entry of their kind was seen alive yet.")
     quarantined: Count = Field(description="Entries set aside.")
     errors: Count = Field(description="Entries whose script call failed.")
@@ -250,7 +252,7 @@ class _Run:
         return False
 
     def _drain(self, sweep: KindSweep) -> None:
-        complete = False
+        complete, before, because = False, self.counts[Outcome.DEFERRED], ""
         while not complete and not self._stop.is_set():
             report = sweep.tick()
             self.counts[Outcome.IN_GRACE] += report.passed
@@ -258,6 +260,9 @@ class _Run:
             # If a later entry proved the kind, another tick decides what was held before.
             self.counts[Outcome.HELD] -= released
             complete = report.complete and not released
+            because = report.deferred_because or because
+        if left := self.counts[Outcome.DEFERRED] - before:
+            self.failures.append(f"{sweep.name}: {left} overdue entries are left: {because}")
         self.complete = self.complete and complete
         sweep.measure()
 

@@ -213,6 +213,8 @@ class KindSweep:
     def measure(self) -> None:
         """Set the gauges."""
         self.telemetry.set_backlog(self.backlog())
+        with self._shard.reaching():
+            self.telemetry.set_memory(self._shard.memory.read(self._shard.client))
         self._measure_at = time.monotonic() + self._measure_every
 
     def _decided(self, decisions: Sequence[Decision], trace_id: str) -> None:

@@ -15,6 +15,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.store.connect import client_options, connect, connect_async, interruptible, sentinels_of
 from sweeperd.store.errors import describe, is_demoted, is_refused, is_server_trouble
 from sweeperd.store.keys import Keys
+from sweeperd.store.memory import ServerMemory
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
 #: Connections for everything except deliveries: sweeps, leases, maintenance, walks, the status page.
@@ -43,7 +44,7 @@ class Clock:
 
 class Shard:
     """
-    One Redis: its client, its keys, its clock.
+    One Redis: its client, its keys, its clock, its memory.
 
     The client never retries. The next tick is the retry, and a command that is silently sent twice would make the
     counts wrong.
@@ -64,6 +65,7 @@ class Shard:
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
+        self.memory = ServerMemory()
         self.socket_timeout = settings.socket_timeout.total_seconds()
         #: How long a command may take, including a new connection and another command before it, seconds.
         self.patience = 2 * (settings.connect_timeout.total_seconds() + self.socket_timeout)

@@ -19,7 +19,7 @@ _UNITS = {"microseconds": 1_000, "nanoseconds": 1_000_000}
 
 @dataclass(frozen=True)
 class Backlog:
-    """How many entries are due, in quarantine, protected by `unless`, far ahead and held."""
+    """How many entries are due, in quarantine, protected by `unless`, far ahead, held and deferred."""
 
     due: int
     oldest_due_seconds: float
@@ -33,6 +33,8 @@ class Backlog:
     proven: bool = True
     held: int = 0
     held_because: str = ""
+    #: The expiries that the last full tick deferred because Redis was full.
+    deferred: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +71,28 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
     pipeline.zcount(kind.index, far_from(now), "+inf")
+    pipeline.hmget(kind.ticks, ["held", "held_because", "deferred"])
     if kind.protected:
         pipeline.zcard(kind.protected)
         pipeline.zrange(kind.protected, 0, 0, withscores=True)
-    due, first, quarantined, far, *more = pipeline.execute()
+    due, first, quarantined, far, row, *more = pipeline.execute()
     protected, longest = more or (0, [])
     # Another client may end the only due entry between the commands.
     oldest, longest_protected = _age(first, now) if due else 0.0, _age(longest, now)
-    row = [] if proven else cast(list[bytes | None], shard.client.hmget(kind.ticks, ["held", "held_because"]))
-    held, because = row or (None, None)
-    cause = decode(because or b"")
-    return Backlog(due, oldest, quarantined, protected, longest_protected, far, proven, int(held or b"0"), cause)
+    held, because, deferred = cast(list[bytes | None], row)
+    held, because = (None, None) if proven else (held, because)
+    return Backlog(
+        due,
+        oldest,
+        quarantined,
+        protected,
+        longest_protected,
+        far,
+        proven,
+        int(held or b"0"),
+        decode(because or b""),
+        int(deferred or b"0"),
+    )
 
 
 def _age(first: Sequence[tuple[bytes, float]], now: int) -> float:

@@ -28,7 +28,7 @@ _COMPILES = Script("sweep/kind_compiles")
 #: The keys and arguments of reconcile_entry.lua, which follows it, after the kind's script.
 INDEX_CHECK = (
     "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, "
-    "{ARGV[1], ARGV[6], ARGV[7], ARGV[8], ARGV[9], reply[1], reply[3] or ''}\n"
+    "{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or ''}\n"
 )
 #: The reasons for a quarantine in any kind, with their meaning for the operator.
 _REASONS = {
@@ -79,9 +79,10 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
     script = Script(f"kind {kind.name}", text)
 
-    def call(entry: bytes, trace_id: str, proven: bool = False, /) -> Call:
+    def call(entry: bytes, trace_id: str, proven: bool = False, defers: bool = False, /) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
         args: list[bytes | str | int] = [entry, keys.prefix, retention, trace_id, "1" if proven else ""]
+        args.append("1" if defers else "")
         return Call([stem + entry + end, index, events, quarantine, *more], args)
 
     return Kind(

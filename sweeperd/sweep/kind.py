@@ -22,18 +22,20 @@ class Outcome(enum.StrEnum):
     NOT_FOUND = "not_found"
     #: The kind is unproven, so an entry that a wrong setting would drop stays.
     HELD = "held"
+    #: The entry would expire, but Redis is above `sweep.memory_limit`, so it stays.
+    DEFERRED = "deferred"
     QUARANTINED = "quarantined"
     ERROR = "error"
 
     @property
     def stays(self) -> bool:
         """Whether the entry keeps its place in the index."""
-        return self in (Outcome.IN_GRACE, Outcome.HELD, Outcome.ERROR)
+        return self in (Outcome.IN_GRACE, Outcome.HELD, Outcome.DEFERRED, Outcome.ERROR)
 
     @property
     def shows_life(self) -> bool:
         """Whether the entry is active, so that the settings of its kind fit."""
-        return self in (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE)
+        return self in (Outcome.EXPIRED, Outcome.IN_GRACE, Outcome.NOT_DUE, Outcome.DEFERRED)
 
 
 #: The detail of an entry that is not due because `unless` protects the entry.
@@ -122,9 +124,9 @@ class Labels:
 
 
 class MakeCall(Protocol):
-    """(id, trace id, whether the kind is proven) to a run of the kind's script."""
+    """(id, trace id, whether the kind is proven, whether an expiry is deferred) to a run of the kind's script."""
 
-    def __call__(self, entry: bytes, trace_id: str, proven: bool = False, /) -> Call: ...
+    def __call__(self, entry: bytes, trace_id: str, proven: bool = False, defers: bool = False, /) -> Call: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +216,8 @@ class SweepReport:
     seen_ms: int = 0
     #: The likely cause if entries of an unproven kind were held.
     held_because: str = ""
+    #: How full Redis is, if expiries were deferred.
+    deferred_because: str = ""
 
     @property
     def candidates(self) -> int:

@@ -36,6 +36,8 @@ _STOP = (
     "if failure then\n  return failure\nend\n"
     "if problem then\n  return entry.set_aside(problem.reason, problem.why)\nend"
 )
+#: Redis is above `sweep.memory_limit`, so the expiry, which needs memory, is deferred before its plan is made.
+_DEFER = "if ARGV[6] == '1' then\n  return {'deferred'}\nend"
 #: The characters that need no escape in a Lua string.
 _PLAIN = set(string.ascii_letters + string.digits + " !#$%&()*+,-./:;<=>?@[]^_`{|}~")
 #: Below this, an addition in floating point is exact.
@@ -89,6 +91,7 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield f"  return entry.drop_unknown('skipped', {row[field]}, {why}, {_all_ends_known(kind)})\nend"
     yield from _due(kind, row)
     yield from _unless(kind, row)
+    yield _DEFER
     yield "local event_bytes = 0"
     for field in kind.event:
         value = row[field]
@@ -135,6 +138,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
     yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
     yield from _unless(kind, row)
+    yield _DEFER
     yield "local list, event_bytes"
     yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
     yield _STOP

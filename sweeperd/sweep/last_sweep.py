@@ -86,8 +86,9 @@ class LastSweepStore:
         expired, self._expired = self._expired, 0
         seconds, complete, seen = f"{report.duration_seconds:.3f}", int(report.complete), report.seen_ms or ""
         held = "" if proven or woken else report.counts.get(Outcome.HELD, 0)
-        because = report.held_because
-        args = (self._shard.clock.now_ms(), self._by, seconds, complete, expired, seen, held, because)
+        deferred = "" if woken else report.counts.get(Outcome.DEFERRED, 0)
+        now = self._shard.clock.now_ms()
+        args = (now, self._by, seconds, complete, expired, seen, held, report.held_because, deferred)
         with self._shard.reaching():
             try:
                 self._script.run(self._shard.client, Call([self._key], args))

@@ -53,11 +53,13 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
     # Hashes that expired together must not all end at the same moment, when Redis would free them at once.
     spread_ms = int(retention_ms * settings.audit_spread)
     index, events, quarantine, budget_stem = keys.reservation_index, keys.events, keys.quarantine, keys.budget_stem
-    stem, more = keys.reservation(b""), ("1",) if balances else ()
+    stem = keys.reservation(b"")
+    #: No argument for what is off, because Redis handles each argument of each call.
+    flags = {False: ("1",) if balances else (), True: ("1" if balances else "", "1")}
 
-    def call(entry: bytes, trace_id: str, _proven: bool = True, /) -> Call:
+    def call(entry: bytes, trace_id: str, _proven: bool = True, defers: bool = False, /) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
-        args = [entry, budget_stem, grace_ms, retention, trace_id, *more]
+        args = [entry, budget_stem, grace_ms, retention, trace_id, *flags[defers]]
         return Call([stem + entry, index, events, quarantine], args)
 
     # The commands on hashes are tried on the index, because no hash is known yet.

@@ -18,6 +18,7 @@ from sweeperd.sweep.backlog import Backlog, read_index_backlog
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
 from sweeperd.sweep.index import GraceEnds, IndexEntry, IndexReader, WokenReader
 from sweeperd.sweep.kind import Decision, Kind, Outcome, SweepReport
+from sweeperd.sweep.memory_brake import MemoryBrake
 from sweeperd.sweep.proof import HeldCauses, Proof
 
 #: Up to this many failed entries do not make a tick fail: a few bad hashes must not block a rollout.
@@ -98,6 +99,7 @@ class Sweeper:
         self._ends = GraceEnds() if settings.looks else None
         self._reader = IndexReader(shard, kind, settings.batch_size, self._ends)
         self._proof = Proof(shard, kind)
+        self._brake = MemoryBrake(shard, settings)
         #: How many protected entries, oldest first, were compared with the index.
         self._compared = 0
         # While Redis runs one batch, this process handles the other. Together they have `pipeline_depth` calls, in a
@@ -143,6 +145,7 @@ class Sweeper:
         """
         with self._shard.reaching(), ScriptPipeline(self._kind.script, self._shard.client) as pipeline:
             broken = self._proof.begin(whole=seen_ms is None)
+            self._brake.begin()
             reader, until = self._begin(seen_ms, leave_ms)
             tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged, HeldCauses(self._kind))
             try:
@@ -163,6 +166,7 @@ class Sweeper:
             broken=tick.broken,
             seen_ms=until if complete and not tick.failure else 0,
             held_because=tick.held.likely,
+            deferred_because=self._brake.because if tick.counts[Outcome.DEFERRED] else "",
         )
 
     def backlog(self) -> Backlog:
@@ -243,8 +247,10 @@ class Sweeper:
         # A failure of Redis in an earlier batch may show only when the next batch is written.
         tick.in_flight.append(batch)
         if undecided := [entry.id for entry in batch if not entry.in_grace]:
-            proven = self._proof.proven
-            tick.pipeline.send([self._kind.call(entry, tick.trace_id, proven) for entry in undecided])
+            proven, admitted = self._proof.proven, self._brake.admit(len(undecided))
+            calls = [self._kind.call(entry, tick.trace_id, proven) for entry in undecided[:admitted]]
+            calls += [self._kind.call(entry, tick.trace_id, proven, True) for entry in undecided[admitted:]]
+            tick.pipeline.send(calls)
 
     def _receive(self, tick: _Tick, at_most: int) -> None:
         """Receive the replies to the oldest batches until at most `at_most` are in flight."""
@@ -260,7 +266,8 @@ class Sweeper:
 
     def _decide(self, tick: _Tick, batch: Batch) -> tuple[list[Decision], Exception | None]:
         """The decisions about a batch, observed and counted, and the error of the server that left some undecided."""
-        replies = iter(self._replies(tick.pipeline, sum(not entry.in_grace for entry in batch)))
+        undecided = sum(not entry.in_grace for entry in batch)
+        replies = iter(self._replies(tick.pipeline, undecided))
         decisions, trouble = [], None
         for entry in batch:
             if entry.in_grace:
@@ -271,6 +278,8 @@ class Sweeper:
                 trouble = reply
             else:
                 decisions.append(self._decision(tick, entry.id, reply))
+        if undecided:
+            self._brake.decided(decisions)
         if expired := [decision.lag_ms for decision in decisions if decision.outcome is Outcome.EXPIRED]:
             self._batch_size.late_by(max(expired))
         # Even if the batch fails as a whole, its expiries have happened.

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from sweeperd.logs import Trouble
+from sweeperd.store.memory import MemoryUse
 from sweeperd.sweep.backlog import Backlog
 from sweeperd.sweep.kind import PROTECTED, Decision, Kind, Outcome, SweepReport
 from sweeperd.text import decode
@@ -57,6 +58,8 @@ class SweepTelemetry:
         #: The decisions of a tick that the settings do not explain: how many, and the first ones.
         self._unexpected: Counter[Outcome] = Counter()
         self._named: dict[Outcome, list[Decision]] = {}
+        #: Whether the last full tick, or a woken one since, deferred expiries.
+        self._defers = False
         #: The ticks since the last log line about ticks.
         self._ticks, self._seconds = 0, 0.0
         self._counts: Counter[Outcome] = Counter()
@@ -76,8 +79,8 @@ class SweepTelemetry:
         for decision in decisions:
             level = logging.WARNING if decision.missing or decision.closed else _ALARMING.get(decision.outcome)
             if level is None:
-                # An entry in grace, held or protected has not changed.
-                unchanged = decision.outcome in (Outcome.IN_GRACE, Outcome.HELD) or decision.detail == PROTECTED
+                # An entry that stays, or is protected, has not changed.
+                unchanged = decision.outcome.stays or decision.detail == PROTECTED
                 key = decision.outcome, trace_id, logging.DEBUG if unchanged else logging.INFO
                 alike = self._waiting.setdefault(key, [])
                 alike.append(decision)
@@ -123,6 +126,17 @@ class SweepTelemetry:
                 self._metrics.unexpected.labels(self._shard, self._kind.name, outcome).inc(count)
             log.warning(_UNEXPECTED[outcome], extra=about)
 
+    def _note_deferred(self, report: SweepReport, *, woken: bool) -> None:
+        """Log once that expiries are deferred, and once that they are not any more."""
+        count = report.counts.get(Outcome.DEFERRED, 0)
+        if count and not self._defers:
+            about = self._about | {"count": count, "because": report.deferred_because}
+            log.warning("expiries are deferred, because Redis is full", extra=about)
+        elif self._defers and not count and not woken and not report.failure:
+            log.info("expiries are no longer deferred", extra=self._about)
+        if count or not (woken or report.failure):
+            self._defers = count > 0
+
     def paged(self) -> None:
         """A page of a tick was decided."""
         self._metrics.redis_up.labels(self._shard).set(1)
@@ -136,13 +150,14 @@ class SweepTelemetry:
         """A tick reached its end or was cut short. A woken tick is logged together with later ticks."""
         self.flush()
         self._warn_unexpected(report, woken=woken)
+        self._note_deferred(report, woken=woken)
         self._count_run("error" if report.failure else "ok")
         self._metrics.sweep_duration.labels(self._shard, self._kind.name).observe(report.duration_seconds)
         # Decided entries are counted already.
         self._metrics.candidates.labels(self._shard, self._kind.name, Outcome.IN_GRACE).inc(report.passed)
         self._metrics.pipeline_depth.labels(self._shard, self._kind.name).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
-        if report.candidates:
+        if report.candidates > report.counts.get(Outcome.DEFERRED, 0):
             self._add_up(report)
         if not woken:
             self.summarize()
@@ -201,6 +216,7 @@ class SweepTelemetry:
             metrics.oldest_due: backlog.oldest_due_seconds,
             metrics.quarantined_entries: backlog.quarantined,
             metrics.far_ahead: backlog.far_ahead,
+            metrics.deferred_entries: backlog.deferred,
         }
         if self._kind.proof:
             gauges |= {metrics.held_entries: backlog.held, metrics.unproven: not backlog.proven}
@@ -209,6 +225,11 @@ class SweepTelemetry:
             gauges[metrics.oldest_protected] = backlog.oldest_protected_seconds
         for gauge, value in gauges.items():
             gauge.labels(self._shard, self._kind.name).set(value)
+
+    def set_memory(self, use: MemoryUse | None) -> None:
+        """Set the gauges of the server's memory. `use`: None if unknown."""
+        used, limit = (None, None) if use is None else (use.used, use.limit)
+        self._metrics.set_memory(self._shard, used, limit)
 
     def _count_run(self, result: str) -> None:
         self._metrics.sweeps.labels(self._shard, self._kind.name, result).inc()

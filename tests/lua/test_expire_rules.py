@@ -84,6 +84,23 @@ def test_it_works_at_maxmemory(server_to_fill: Server, case: str, loaded: bool) 
         assert results[0] == results[1]
 
 
+#: What is decided before the budgets are read, and so is not deferred.
+DECIDED = ("not_found", "skipped", "not_due", "in_grace", "WRONG_TYPE", "INVALID_STATE", "INVALID_EXPIRY")
+
+
+@pytest.mark.parametrize("case", ARRANGE)
+def test_above_the_memory_limit_what_is_past_its_grace_stays_as_it_is(world: World, case: str) -> None:
+    ARRANGE[case](world)
+    before = world.snapshot()
+    deferred = world.expire(at=NOW, extra=["", "1"])
+    if case.endswith(DECIDED):
+        assert deferred[0] == outcome_of(case)
+    else:
+        assert deferred == [b"deferred"]
+        assert world.snapshot() == before
+        assert world.expire(at=NOW)[0] == outcome_of(case), "without the flag it is decided as ever"
+
+
 # Checks before writes
 
 

@@ -58,10 +58,10 @@ class World(play.World):
         kind = reservations_kind(self.shard.keys, SETTINGS)
         left = [rival]
 
-        def call(entry: bytes, trace_id: str, proven: bool = True, /) -> Any:
+        def call(entry: bytes, trace_id: str, *flags: bool) -> Any:
             if left:
                 left.pop()()
-            return kind.call(entry, trace_id, proven)
+            return kind.call(entry, trace_id, *flags)
 
         return self.another(dataclasses.replace(kind, call=call, grace_scan=None))
 

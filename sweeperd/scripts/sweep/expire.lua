@@ -13,11 +13,13 @@
 -- ARGV[4] -> how long the expired reservation stays readable, ms
 -- ARGV[5] -> trace id for the event
 -- ARGV[6] -> '1': the event has the field `balances`, JSON: scope -> remaining and reserved after the release
+-- ARGV[7] -> '1': Redis is above sweep.memory_limit, so an expiry, which needs memory, is deferred
 -- Further arguments are ignored. In particular, now is this server's TIME, never a client's.
 --
 -- Returns {outcome, ...}:
 --   {'not_found'}  {'not_due'}
 --   {'in_grace', ms when the grace ends}
+--   {'deferred'}: past the grace, and unchanged. It is returned before the budgets are read, to spare a full server.
 --   {'skipped', state}
 --   {'quarantined', reason, tenant}
 --   {'expired', tenant, ms since deadline + grace, scopes without a budget, scopes with a closed budget}
@@ -144,6 +146,9 @@ if phase == 'not_due' then
 end
 if phase == 'in_grace' then
   return {'in_grace', expires_at + grace}
+end
+if ARGV[7] == '1' then
+  return {'deferred'}
 end
 
 if not whole.is_amount(amount) or not unit or unit == '' then

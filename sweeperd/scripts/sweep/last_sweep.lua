@@ -9,6 +9,7 @@
 -- ARGV[5] -> how many entries have expired since this process's last record
 -- ARGV[6] -> the score up to which every entry was decided, ms; '' if the tick was cut short or had failures
 -- ARGV[7] -> how many entries an unproven kind held back; '' if unknown.  ARGV[8] -> the likely cause
+-- ARGV[9] -> how many expiries were deferred because the server is full; '' if unknown
 --
 -- Returns the total.
 --
@@ -48,6 +49,10 @@ if ARGV[7] ~= '' then
   words[#words + 1] = ARGV[7]
   words[#words + 1] = 'held_because'
   words[#words + 1] = ARGV[8]
+end
+if ARGV[9] ~= '' then
+  words[#words + 1] = 'deferred'
+  words[#words + 1] = ARGV[9]
 end
 redis.call('HDEL', KEYS[1], ARGV[6] == '' and 'seen' or '')
 redis.call('HSET', KEYS[1], unpack(words))

@@ -201,6 +201,38 @@ def test_it_works_at_maxmemory(redis_binary: Binary, form: str) -> None:
             assert seats.seats() == (13, 2) if case == "expired" else True
 
 
+@pytest.mark.parametrize("form", ["declared", "script"])
+@pytest.mark.parametrize(
+    ("fields", "outcome"),
+    [
+        ({}, "deferred"),
+        ({"qty": "nan"}, "deferred"),
+        ({"state": "SOLD"}, "skipped"),
+        ({"expires_at": 9_000_000_000_000}, "not_due"),
+        ({"expires_at": "soon"}, "quarantined"),
+        (None, "not_found"),
+    ],
+)
+def test_above_the_memory_limit_what_would_expire_stays_as_it_is(
+    client: redis.Redis, form: str, fields: dict[str, object] | None, outcome: str
+) -> None:
+    seats = Seats(client, None if form == "declared" else scripted(SCRIPT))
+    seats.show()
+    seats.hold(**(fields or {}))
+    if fields is None:
+        client.delete("seats:hold:h1")
+    before = seats.snapshot()
+    assert seats.run(defers=True).outcome == outcome
+    assert (seats.snapshot() == before) is (outcome == "deferred")
+
+
+def test_above_the_memory_limit_a_protected_entry_is_protected(client: redis.Redis) -> None:
+    seats = Seats(client, SEATS | {"unless": {"paid": "yes"}})
+    seats.show()
+    seats.hold(paid="yes")
+    assert (seats.run(defers=True).detail, client.zcard("sweeperd:protected:seat-hold")) == ("protected", 1)
+
+
 # ---- the server says no
 
 

@@ -86,8 +86,8 @@ class Seats:
     def show(self, name: str = "s1", **fields: Any) -> None:
         self.client.hset(self.key(f"seats:{name}"), mapping={"free": 10, "held": 5} | fields)
 
-    def run(self, entry: bytes = ID, *, at: int | None = None, proven: bool = True) -> Decision:
-        call = self.kind.call(entry, TRACE, proven)
+    def run(self, entry: bytes = ID, *, at: int | None = None, proven: bool = True, defers: bool = False) -> Decision:
+        call = self.kind.call(entry, TRACE, proven, defers)
         script = self.kind.script if at is None else frozen_text(at, "frozen", self.kind.script.source)
         return self.kind.decision(entry, script.run(self.client, call))
 

@@ -31,7 +31,7 @@ def test_what_the_script_is_told() -> None:
         b"{p}:sweeperd:events",
         b"{p}:sweeperd:quarantine:seat-hold",
     ]
-    assert call.args == [b"\xff 1", b"{p}:", 100_000, TRACE, ""]
+    assert call.args == [b"\xff 1", b"{p}:", 100_000, TRACE, "", ""]
 
 
 def test_which_keys_its_hashes_could_have() -> None:

@@ -74,6 +74,11 @@ def span(seconds: float) -> str:
     return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
 
 
+def mib(size: int) -> str:
+    """A readable number of bytes."""
+    return f"{size / 2**20:,.0f} MiB"
+
+
 def is_meant(given: str, value: bytes) -> bool:
     """Whether `given` is this value, either as `decode` shows it or as raw bytes."""
     return decode(value) == given or value == given.encode("utf-8", "surrogateescape")

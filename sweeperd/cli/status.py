@@ -14,14 +14,15 @@ from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
+from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
-from sweeperd.text import per_second, span, timestamp
+from sweeperd.text import mib, per_second, span, timestamp
 
-_SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters")
+_SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters", "memory")
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "per second", "empty in", "sweeping now")
-_KINDS = ["shard", "kind", "due", "oldest due", "held", "protected", "quarantined"]
+_KINDS = ["shard", "kind", "due", "oldest due", "held", "deferred", "protected", "quarantined"]
 _KINDS += ["last tick", "by", "took", "expired", "sweeping now"]
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "per second", "empty in", "dead letters", "details")
 
@@ -131,7 +132,18 @@ def _shard_row(status: ShardStatus) -> Sequence[object]:
         Cell(span(due.oldest_overdue_seconds), "yellow") if due.overdue else None,
         Cell(status.quarantined, "red" if status.quarantined else ""),
         Cell(status.dead_letters, "red" if status.dead_letters else ""),
+        _memory(status),
     )
+
+
+def _memory(status: ShardStatus) -> Cell | None:
+    """The used share of maxmemory, or what is used without one."""
+    if status.memory is None:
+        return None
+    percent = status.memory_percent
+    if percent is None:
+        return Cell(mib(status.memory.used))
+    return Cell(f"{percent} %", "red" if percent >= 100 else "yellow" if percent >= ALMOST_FULL else "")
 
 
 def _sweep_row(status: ShardStatus) -> Sequence[object]:
@@ -151,6 +163,7 @@ def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
         Cell(kind.due, "yellow" if kind.due else ""),
         span(kind.oldest_due_seconds) if kind.due else None,
         Cell(kind.held, "red") if kind.held else None,
+        Cell(kind.deferred, "red") if kind.deferred else None,
         kind.protected or None,
         Cell(kind.quarantined, "red" if kind.quarantined else ""),
     )

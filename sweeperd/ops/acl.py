@@ -123,7 +123,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.SWEEP, keys.proofs, "HSET")
     yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
     # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
-    yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
+    yield granted(Duty.SWEEP, b"", "MULTI DISCARD")
     if kind.script is None:
         for command in kind.given_back:
             if command.name != "PUBLISH":
@@ -196,7 +196,8 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
 
 
 def _commands(keys: Keys) -> Iterable[Grant]:
-    yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
+    yield granted(Duty.STATUS, b"", "INFO")
+    yield granted(Duty.WALK, b"", "SCAN DBSIZE")
     yield granted(Duty.STATUS, keys.reconcile, "HMGET")
     yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
     yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE PTTL DEL")

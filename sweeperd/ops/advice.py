@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.status import WARNING, ShardStatus, WalkDocument
 from sweeperd.sweep.reservations import kind_option
@@ -34,6 +35,7 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     for duty in status.processes.missing:
         role, section = _DUTIES[duty]
         yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
+    yield from _memory_advice(status, options)
     if status.last_walk:
         yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
@@ -45,6 +47,16 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
         if kind.last_walk:
             over = f"the last walk over {kind.kind}"
             yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.kind, *options))
+
+
+def _memory_advice(status: ShardStatus, options: Sequence[str]) -> Iterator[Advice]:
+    percent, commands = status.memory_percent, (command_line("check", *options),)
+    if status.deferred:
+        text = f"{status.deferred} expiries wait, because Redis uses {percent} % of its maxmemory: give it memory first"
+        yield Advice(text, commands, "sweeperdexpiriesdeferred")
+    elif percent is not None and percent >= ALMOST_FULL:
+        effect = "and refuses new reservations" if percent >= 100 else "and refuses new reservations at 100 %"
+        yield Advice(f"Redis uses {percent} % of its maxmemory, {effect}", commands, "sweeperdredisalmostfull")
 
 
 def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Sequence[str]) -> Iterator[Advice]:

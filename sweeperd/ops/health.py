@@ -12,6 +12,8 @@ from sweeperd.text import span
 STALE = 30.0
 #: From how many seconds on an overdue entry is worth watching, or bad; the alert rules have the same limit for `bad`.
 OVERDUE_WATCH, OVERDUE_BAD = 20.0, 60.0
+#: From this share of maxmemory on Redis is close to full, percent.
+ALMOST_FULL = 85
 #: The finding about a shard whose Redis cannot be read.
 UNKNOWN = "not known"
 #: Up to how many details an answer has.
@@ -79,6 +81,7 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[Finding]:
         return
     if "sweeps" in status.processes.missing:
         yield HealthLevel.BAD, "no process sweeps"
+    yield from _memory(status)
     yield from _ticks(settings, view, status)
     for kind in status.kinds:
         if kind.held:
@@ -88,6 +91,15 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[Finding]:
         level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH
         about = "" if due.exact else "about "
         yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
+
+
+def _memory(status: ShardStatus) -> Iterator[Finding]:
+    if status.deferred:
+        yield HealthLevel.BAD, f"{status.deferred:,} expiries wait until Redis has memory"
+    percent = status.memory_percent
+    if percent is not None and percent >= ALMOST_FULL:
+        level = HealthLevel.BAD if percent >= 100 else HealthLevel.WATCH
+        yield level, f"Redis uses {percent} % of its maxmemory"
 
 
 def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from sweeperd.outbox.attempts import Attempt, read_all_attempts
 from sweeperd.outbox.backlog import BacklogMemory
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
+from sweeperd.store.memory import MemoryUse
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import read_index_backlog
 from sweeperd.sweep.configured import kinds_of
@@ -130,9 +131,19 @@ class KindDocument(Document):
     proven: bool = Field(description="Whether an active entry of the kind was seen under these settings.")
     held: Count = Field(description="Due entries that stay in the index because the kind is unproven.")
     held_because: str = Field(description="The likely cause; empty if nothing is held.")
+    deferred: Count = Field(
+        description="Overdue entries that wait because Redis is above sweep.memory_limit, as of the last full tick."
+    )
     tick: LastSweep | None = Field(description="null before the first sweep.")
     sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
     last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
+
+
+class MemoryDocument(Document):
+    """The memory of the shard's Redis, as maxmemory counts it."""
+
+    used_bytes: Count = Field(validation_alias="used")
+    limit_bytes: Count | None = Field(validation_alias="limit", description="maxmemory; null without one.")
 
 
 class AcceptedKind(Document):
@@ -169,6 +180,10 @@ class ShardStatus:
     rate: Rate = field(default_factory=Rate)
     last_walk: WalkDocument | None = None
     processes: Processes = field(default_factory=Processes)
+    #: None if this user may not run INFO.
+    memory: MemoryUse | None = None
+    #: The expiries of all kinds that the last full ticks deferred because Redis was full.
+    deferred: int = 0
     #: Read on request only.
     details: Details = field(default_factory=Details)
     empty: bool = False
@@ -176,6 +191,11 @@ class ShardStatus:
     @property
     def reachable(self) -> bool:
         return not self.error
+
+    @property
+    def memory_percent(self) -> int | None:
+        """The used share of maxmemory; None if there is no maxmemory, or it is unknown."""
+        return None if self.memory is None else self.memory.percent
 
     @property
     def tick_age_seconds(self) -> float | None:
@@ -216,6 +236,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     now = shard.read_clock()
     kinds = kinds_of(settings, shard)
     read = {name: _kind(shard, kind, now) for name, kind in kinds.items()}
+    deferred = sum(kind.deferred for kind in read.values())
     dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
     reservations: dict[str, Any] = {}
@@ -234,6 +255,8 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         dead_letters_counted=dead_letters <= LETTERS,
         rate=read_rate(shard),
         processes=read_processes(shard, now),
+        memory=shard.memory.read(shard.client),
+        deferred=deferred,
         empty=not (built_in and built_in.due) and is_empty(shard, settings),
     )
 

@@ -16,7 +16,7 @@ from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import STALE, ShardView, summarize_health
 from sweeperd.ops.history import StatusSample
 from sweeperd.ops.quarantine import ReasonCount
-from sweeperd.ops.status import Due, KindDocument, ShardStatus, WalkDocument
+from sweeperd.ops.status import Due, KindDocument, MemoryDocument, ShardStatus, WalkDocument
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.store.lease import process_name
 from sweeperd.sweep.last_sweep import LastSweep
@@ -69,6 +69,11 @@ class ShardDocument(Document):
     processes: list[ProcessDocument] | None = Field(
         validation_alias=AliasPath("processes", "living"),
         description="The daemons that run; null if this user may not read them.",
+    )
+    memory: MemoryDocument | None = Field(description="null if this user may not run INFO.")
+    deferred: Count = Field(
+        description="Overdue entries of all kinds that wait because Redis is above sweep.memory_limit, as of the last "
+        "full ticks."
     )
 
 

@@ -22,14 +22,18 @@ from sweeperd.ops.check.findings import (
     ok,
     warning,
 )
+from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.store.embedded import OLDEST
 from sweeperd.store.errors import describe
+from sweeperd.store.memory import memory_use
+from sweeperd.store.scripts import run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.preview import PreviewDocument
+from sweeperd.text import mib
 
-#: Above this share of maxmemory Redis is close to full.
-CLOSE_TO_FULL = 0.85
+#: How much memory an expiry needs until its retention ends: 140 bytes with an id of 8 characters, 206 with one of 32.
+EXPIRY_BYTES = 210
 
 
 def reachable(subject: CheckedShard) -> CheckResult:
@@ -69,19 +73,30 @@ def eviction_policy(subject: CheckedShard) -> CheckResult:
 
 
 def memory(subject: CheckedShard) -> CheckResult:
-    limit, used = int(_figure(subject, "maxmemory")), int(subject.info["used_memory"])
-    if not limit:
-        return ok(f"{_mib(used)} used, no limit")
-    says = f"{_mib(used)} of {_mib(limit)} used, {100 * used // limit} %"
-    if used >= limit:
-        return failure(says, "raise maxmemory: new reservations are refused, while the sweep continues")
-    if used >= CLOSE_TO_FULL * limit:
+    """Whether there is room for what is in Redis, and for the expiries of all that is due now."""
+    _figure(subject, "maxmemory")
+    use, due = memory_use(subject.info), _due(subject)
+    headroom = due * EXPIRY_BYTES
+    needs = f"; {due:,} due entries need {mib(headroom)} more until their retention ends" if due else ""
+    if use.limit is None:
+        return ok(f"{mib(use.used)} used, no limit{needs}")
+    percent = use.percent or 0
+    says = f"{mib(use.used)} of {mib(use.limit)} used, {percent} %{needs}"
+    if percent >= 100:
+        wait = subject.settings.sweep.memory_limit
+        above = f", and expiries wait above {wait} %" if wait else ""
+        return failure(says, f"raise maxmemory first: new reservations and repairs are refused{above}")
+    if percent >= ALMOST_FULL or use.used + headroom > use.limit:
         return warning(says, "raise maxmemory, or shorten events.retention and sweep.audit_retention")
     return ok(says)
 
 
-def _mib(size: int) -> str:
-    return f"{size / 2**20:.0f} MiB"
+def _due(subject: CheckedShard) -> int:
+    """How many entries of all kinds are past their deadline."""
+    shard = subject.shard
+    indexes = [kind.index for kind in kinds_of(subject.settings, shard).values()]
+    replies = run_commands(shard.client, (("ZCOUNT", index, "-inf", shard.clock.now_ms()) for index in indexes))
+    return sum(reply for reply in replies if isinstance(reply, int))
 
 
 def _figure(subject: CheckedShard, name: str) -> Any:

@@ -22,7 +22,16 @@
     const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
     const kept = kind.protected ? `, ${counted.format(kind.protected)} protected` : "";
     const held = kind.held ? `, ${counted.format(kind.held)} held` : "";
-    return `${kind.kind}: ${counted.format(kind.due)} due${held}${kept}${aside}, ${swept}`;
+    const deferred = kind.deferred ? `, ${counted.format(kind.deferred)} wait for memory` : "";
+    return `${kind.kind}: ${counted.format(kind.due)} due${held}${deferred}${kept}${aside}, ${swept}`;
+  }
+
+  // How full Redis is.
+  function memoryLine(memory) {
+    if (memory === null) return "";
+    const mib = (bytes) => `${counted.format(Math.round(bytes / 2 ** 20))} MiB`;
+    const share = () => `${Math.floor((100 * memory.used_bytes) / memory.limit_bytes)} % of ${mib(memory.limit_bytes)}`;
+    return `memory: ${memory.limit_bytes === null ? mib(memory.used_bytes) : share()}`;
   }
 
   // ---- elements
@@ -412,7 +421,7 @@
         say(this.swept, "");
         return;
       }
-      say(this.swept, [this.lastSweep(shard), ...status.kinds.map((kind) => kindLine(kind, status.now))].join(" · "));
+      say(this.swept, [this.lastSweep(shard), ...status.kinds.map((kind) => kindLine(kind, status.now)), memoryLine(status.memory)].filter(Boolean).join(" · "));
       const ago = history.seconds_ago;
       const down = history.overdue.map((value) => value === null);
       const { due, now } = status;

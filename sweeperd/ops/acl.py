@@ -37,6 +37,8 @@ class Duty(enum.StrEnum):
     STATUS = "status"
     SWEEP = "sweep"
     DELIVER = "deliver"
+    #: `sweep.memory_limit`, and what `status` and metrics show of Redis's memory.
+    MEMORY = "memory"
     #: `sweeperd reconcile` and the daemon's daily walk.
     WALK = "walk"
     #: `sweeperd show` and the entry pages.
@@ -123,7 +125,7 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.SWEEP, keys.proofs, "HSET")
     yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
     # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
-    yield granted(Duty.SWEEP, b"", "MULTI DISCARD")
+    yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:
         for command in kind.given_back:
             if command.name != "PUBLISH":
@@ -196,8 +198,8 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
 
 
 def _commands(keys: Keys) -> Iterable[Grant]:
-    yield granted(Duty.STATUS, b"", "INFO")
-    yield granted(Duty.WALK, b"", "SCAN DBSIZE")
+    yield granted(Duty.MEMORY, b"", "INFO")
+    yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
     yield granted(Duty.STATUS, keys.reconcile, "HMGET")
     yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
     yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE PTTL DEL")
@@ -269,7 +271,7 @@ def acl_users(
     if ledger:
         wanted = ledger_duties(cycles=cycles)
     else:
-        wanted = {*daemon_duties(role), Duty.SHOW, *((Duty.WALK, Duty.OPERATE) if commands else ())}
+        wanted = {*daemon_duties(role), Duty.MEMORY, Duty.SHOW, *((Duty.WALK, Duty.OPERATE) if commands else ())}
         if role != "deliver" and settings.reconcile.interval:
             wanted.add(Duty.WALK)
     found = dict[str, list[ShardSettings]]()

@@ -54,6 +54,7 @@ class PreviewCounts(Document):
     in_grace: Count = Field(description="Entries whose grace has not ended.")
     not_due: Count = Field(description="Entries whose deadline is later, or that wait or are protected.")
     not_found: Count = Field(description="Entries without a hash; a sweep would remove them from the index.")
+    deferred: Count = Field(description="0: without writes, nothing waits for memory.")
     held: Count = Field(description="Entries that stay because no entry of their kind was seen alive yet.")
     quarantined: Count = Field(description="Entries that would be set aside.")
     errors: Count = Field(description="Entries whose script call failed.")

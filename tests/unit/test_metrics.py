@@ -35,8 +35,10 @@ def filled(*, tenant_label: bool = True) -> Metrics:
         metrics.sweep.oldest_protected,
         metrics.sweep.held_entries,
         metrics.sweep.unproven,
+        metrics.sweep.deferred_entries,
     ):
         gauge.labels("s1", "reservations").set(1)
+    metrics.sweep.set_memory("s1", 1, 1)
     metrics.webhooks.waiting("s1", "billing", 1, 1)
     metrics.webhooks.endpoint_state("s1", "billing", "delivering")
     metrics.reconcile.announce("s1", "reservations", ["lost"])
@@ -50,6 +52,18 @@ def filled(*, tenant_label: bool = True) -> Metrics:
 def test_the_tenant_label_can_be_turned_off() -> None:
     metrics = filled(tenant_label=False)
     assert metrics.registry.get_sample_value("sweeperd_expired_total", {"kind": "reservations"}) == 1
+
+
+def test_the_limit_of_redis_is_absent_without_a_maxmemory_and_all_go_with_the_shard() -> None:
+    metrics = Metrics()
+    get = metrics.registry.get_sample_value
+    names = [f"sweeperd_redis_memory_{name}_bytes" for name in ("used", "limit")]
+    for use, shown in (((5, 10), [5, 10]), ((5, None), [5, None]), ((None, None), [None, None])):
+        metrics.sweep.set_memory("eu", *use)
+        assert [get(name, {"shard": "eu"}) for name in names] == shown
+    metrics.sweep.set_memory("eu", 5, 10)
+    metrics.forget_shard("eu")
+    assert [get(name, {"shard": "eu"}) for name in names] == [None, None]
 
 
 def test_no_created_series_and_a_help_for_each() -> None:

@@ -58,6 +58,8 @@ _WHOLE: dict[str, tuple[bytes | str | int, ...]] = {
 }
 #: These commands always have an effect, so a script asks for the right. Redis 6.2 cannot answer.
 _ASKED = frozenset({"LPUSH", "RPUSH", "SADD"})
+#: The daemon works without these.
+_OPTIONAL = (Duty.WALK, Duty.MEMORY, Duty.SHOW, Duty.OPERATE)
 _MAY = Script(
     "may run",
     "return (not redis.acl_check_cmd or redis.acl_check_cmd(unpack(ARGV))) and 1 or 0",
@@ -117,9 +119,15 @@ def rights(subject: CheckedShard) -> CheckResult:
     missing = refused(subject.shard, grants_of(subject, *duties), channels(subject.settings))
     if missing:
         return failure(f"this user may not {', '.join(missing)}", GRANT_ADVICE)
-    lacking = {duty: refused(subject.shard, grants_of(subject, duty)) for duty in (Duty.WALK, Duty.SHOW, Duty.OPERATE)}
+    lacking = {duty: refused(subject.shard, grants_of(subject, duty)) for duty in _OPTIONAL}
     walks = subject.settings.reconcile.interval and subject.daemon_role != "deliver"
-    for duty, name, wanted in ((Duty.WALK, "reconcile", walks), (Duty.SHOW, "show, like the page of an entry,", True)):
+    limited = subject.settings.sweep.memory_limit is not None and subject.daemon_role != "deliver"
+    features = (
+        (Duty.WALK, "reconcile", walks),
+        (Duty.MEMORY, "sweep.memory_limit", limited),
+        (Duty.SHOW, "show, like the page of an entry,", True),
+    )
+    for duty, name, wanted in features:
         if lacking[duty] and wanted:
             return warning(f"this user may not {', '.join(lacking[duty])}: {name} does not work", GRANT_ADVICE)
     if not any(lacking.values()):

@@ -34,7 +34,8 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     assert [line.split(": ")[2] for line in ran.err.splitlines()] == ["no process sweeps", "no process delivers"]
     (row,) = ran.rows
     assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")
-    del row["oldest overdue"]
+    assert row["memory"].endswith(" MiB")
+    del row["oldest overdue"], row["memory"]
     assert row == {
         "shard": "default",
         "due": "3",

@@ -356,6 +356,11 @@ def test_a_key_that_is_missing(server: Server, client: redis.Redis) -> None:
 def test_a_user_who_may_not_ask_what_it_is(server: Server, client: redis.Redis) -> None:
     with user(client, server, "-info") as url:
         findings = look(url)
+        rights = [
+            look(url, reconcile={"interval": ""}, sweep={"memory_limit": limit})["rights"] for limit in ("110%", "")
+        ]
+    assert [finding.level for finding in rights] == [WARNING, OK]
+    assert "INFO: sweep.memory_limit does not work" in rights[0].says
     unknown = {name for name, finding in findings.items() if finding.says.startswith("unknown")}
     assert unknown == {
         "version", "role", "maxmemory-policy", "memory", "persistence", "lazyfree-lazy-expire", "replication"

@@ -95,6 +95,7 @@ def test_every_key_can_be_overridden(config: Load) -> None:
     others = {str: "text", int: "9", float: "0.9", timedelta: "9s", bool: "false"}
     special = {
         "redis.url": "redis://other:1/2",
+        "sweep.memory_limit": "120%",
         "webhooks.redelivery_max": "2h",
         "events.balances": "true",
         "cycles.enabled": "true",

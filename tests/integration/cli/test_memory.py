@@ -99,6 +99,7 @@ def test_the_status_names_the_full_redis_and_what_waits(full: Full) -> None:
 
 
 def test_the_status_warns_before_redis_is_full(full: Full) -> None:
+    full.run("status")  # its scripts need memory too
     full.use(90)
     assert "refuses new reservations at 100 %" in full.run("status").err
     full.use(50)

@@ -38,6 +38,7 @@ TABLES = [
 ]
 #: Commands that print lines, or nothing that is a table.
 LINES = [
+    ["--once", "--dry-run"],
     ["quarantine", "requeue", "r1", "--yes"],
     ["quarantine", "dismiss", "r1", "--yes"],
     ["quarantine", "adopt", "r1", "--yes"],

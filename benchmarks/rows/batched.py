@@ -1,4 +1,4 @@
-"""How fast events are delivered in batches, against single events."""
+"""Measures how fast events are delivered in batches, against single events."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sweep and delivery of the same entries at the same time: how much longer it takes than the sweep alone."""
+"""Measures how much longer sweep and delivery take side by side than the sweep alone."""
 
 import contextlib
 import functools

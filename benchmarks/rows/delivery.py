@@ -1,4 +1,4 @@
-"""How fast one process delivers events, against what its concurrency allows at most."""
+"""Measures how fast one process delivers events, against the bound of its concurrency."""
 
 from collections.abc import Sequence
 

@@ -1,5 +1,5 @@
 """
-The server time of one `expire` call beside a bare release of the same four scopes.
+Measures the server time of one `expire` call against a bare release of the same four scopes.
 
 The bare release is what the release itself costs: one HMGET, two HINCRBY a scope, HSET, ZREM, PEXPIRE; no checks and no
 event. The unchecked one reads and writes all that `expire` does, and adds the event, and checks nothing: what lies

@@ -1,4 +1,4 @@
-"""How long a client of the ledger waits while a backlog drains."""
+"""Measures how long a client of the ledger waits while a backlog drains."""
 
 import time
 

@@ -1,5 +1,5 @@
 """
-The server time of one call of a configured kind, next to `expire.lua`, which does the same work.
+Measures the server time of one call of a configured kind against `expire.lua`, which does the same work.
 
 The work: a reservation of four scopes expires, with eight sums and one event. `declared` has a template for each sum.
 `script` has a script that takes the scopes from their JSON and reads the status of each budget, as `expire.lua` does;

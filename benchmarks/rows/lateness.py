@@ -1,4 +1,4 @@
-"""How late an entry expires when nothing else is due, and what `sweep.precision` costs Redis."""
+"""Measures how late an entry expires when nothing else is due, and what `sweep.precision` costs Redis."""
 
 from statistics import quantiles
 

@@ -1,5 +1,5 @@
 """
-Delivery with many parked events: events that wait for their next attempt.
+Measures delivery beside many parked events: events that wait for their next attempt.
 
 The parked events are not due while the row runs, so all that they can do is to slow the search for events that are. New
 events expire at a steady rate, and the receiver answers at once. A million parked events take minutes to prepare, so

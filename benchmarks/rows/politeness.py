@@ -1,4 +1,4 @@
-"""Whether a sweep that makes room for other clients still keeps up with the reservations that come due."""
+"""Measures whether a sweep that makes room for other clients still keeps up with the reservations that come due."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""From the start of the process to its first expired entry."""
+"""Measures the time from the start of the process to its first expired entry."""
 
 import subprocess
 import time

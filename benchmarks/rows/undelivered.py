@@ -1,4 +1,4 @@
-"""How much memory a process needs for a large backlog of events."""
+"""Measures how much memory a process needs for a large backlog of events."""
 
 import os
 

@@ -1,1 +1,1 @@
-"""What runs: the service, the daemon, one pass for cron, and their background tasks."""
+"""Runs sweeps and deliveries: as a daemon, or once for cron."""

@@ -1,5 +1,5 @@
 """
-Leases: elect the one process that does a job. A lease only saves work. Correctness may rely on it only if the script
+Elects the one process that does a job, by a lease in Redis. A lease only saves work. Correctness may rely on it only if the script
 that writes compares its token.
 
 A lease expires `ttl` after the job's last progress, so that a hanging process is replaced.

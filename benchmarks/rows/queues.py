@@ -1,5 +1,5 @@
 """
-Measures delayed queues that a user would pick instead of sweeperd: asynq (Go) and BullMQ (Node.js), each on the same Redis.
+Measures delayed queues that a user would pick instead of sweeperd, on the same Redis: asynq (Go) and BullMQ (Node.js).
 
 All three give the same holds back at the same deadlines. The queues run a small script of their user's for each task
 (`benchmarks/peers/release.lua`), sweeperd runs `expire.lua`, which checks more. Each script writes an event with the

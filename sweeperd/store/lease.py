@@ -1,6 +1,6 @@
 """
-Elects the one process that does a job, by a lease in Redis. A lease only saves work. Correctness may rely on it only if the script
-that writes compares its token.
+Elects the one process that does a job, by a lease in Redis. A lease only saves work. Correctness may rely on it only if
+the script that writes compares its token.
 
 A lease expires `ttl` after the job's last progress, so that a hanging process is replaced.
 """

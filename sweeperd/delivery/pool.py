@@ -18,8 +18,11 @@ from sweeperd.outbox import OutboxEntry
 
 log = logging.getLogger(__name__)
 
-#: A request that takes longer, seconds, does not keep other lanes from theirs.
-SLOW = 0.05
+#: A request that takes longer than this many times the median does not keep other lanes from theirs. While the CPU is
+#: busy all requests take longer, and more threads would not help. And the least and the greatest such time, seconds.
+SLOW, LEAST_SLOW, MOST_SLOW = 4.0, 0.05, 0.25
+#: The median follows the requests by steps of this factor.
+STEP = 1.05
 #: A thread without a batch ends after so many seconds.
 IDLE = 5.0
 
@@ -27,8 +30,8 @@ IDLE = 5.0
 class Pool:
     """
     The lanes with queued events take turns, a batch each. `concurrency` requests are in flight, each lane's part of
-    them while others wait. A request older than SLOW does not count for lanes below their part, so a receiver that
-    hangs delays nobody. Each thread that takes a batch makes sure that another one takes the next.
+    them while others wait. A slow request does not count for lanes below their part, so a receiver that hangs delays
+    nobody. Each thread that takes a batch makes sure that another one takes the next.
 
     What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
     to its lane.
@@ -46,6 +49,8 @@ class Pool:
         self._threads: set[threading.Thread] = set()
         self._started = 0
         self._idle = 0
+        #: How long a request takes, seconds.
+        self._median = LEAST_SLOW / SLOW
         #: When the next idle thread looks again.
         self._alarm = math.inf
         self._closed = False
@@ -124,6 +129,10 @@ class Pool:
         lane = work.lane
         if lane is None:
             return
+        took = self._clock() - work.since
+        self._median = min(
+            MOST_SLOW, max(LEAST_SLOW / SLOW, self._median * (STEP if took > self._median else 1 / STEP))
+        )
         lane.works.remove(work)
         self._in_flight.pop(work, None)
         work.lane, work.entries = None, ()
@@ -184,8 +193,9 @@ class Pool:
 
     def _free_at(self, now: float) -> float:
         """When so many requests are slow that another one may begin; in the past: one may begin now."""
-        young = [work.since for work in self._in_flight if now - work.since < SLOW]
-        return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + SLOW
+        slow = min(MOST_SLOW, max(LEAST_SLOW, SLOW * self._median))
+        young = [work.since for work in self._in_flight if now - work.since < slow]
+        return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + slow
 
     def _part(self) -> int:
         """How many requests of a lane are its part: of those in the round, and those with requests in flight."""

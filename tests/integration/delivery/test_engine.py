@@ -1,0 +1,254 @@
+"""The few threads that deliver to all endpoints of a shard: their number, their fairness, and what a reload keeps."""
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import Settings
+from sweeperd.context import ShardContext, Timing
+from sweeperd.delivery import watcher
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.metrics import Metrics
+from sweeperd.store import Shard
+from tests.support.deliveries import EVENTS, Deliver, expire
+from tests.support.harness import eventually
+from tests.support.receiver import Answer, Receiver, Request
+
+
+class Running:
+    """A dispatcher for these endpoints, which runs until the block ends."""
+
+    def __init__(self, shard: Shard, endpoints: list[dict[str, Any]], metrics: Metrics, **how: Any) -> None:
+        self.stop = threading.Event()
+        webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "2s"} | how.pop("webhooks", {})
+        settings = Settings.model_validate({"webhooks": webhooks})
+        concurrency = how.pop("concurrency", 16)
+        context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=Timing(**how))
+        self.dispatcher = Dispatcher(context)
+
+
+@contextlib.contextmanager
+def running(shard: Shard, endpoints: list[dict[str, Any]], **how: Any) -> Iterator[Running]:
+    made = Running(shard, endpoints, Metrics(), **how)
+    made.dispatcher.prepare()
+    made.dispatcher.start()
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        assert made.dispatcher.join(time.monotonic() + 30)
+
+
+def endpoints(url: str, names: int) -> list[dict[str, Any]]:
+    return [{"name": f"e{number}", "url": f"{url}?e{number}"} for number in range(names)]
+
+
+def receivers(requests: list[Request]) -> Counter[str]:
+    """How many requests each endpoint got."""
+    return Counter(request.path.partition("?")[2] for request in requests)
+
+
+def test_three_hundred_endpoints_need_a_few_threads(shard: Shard, client: redis.Redis) -> None:
+    before, most = threading.active_count(), 0
+    with Receiver() as receiver:
+        threads = threading.active_count()
+        with running(shard, endpoints(receiver.url, 300)):
+            assert threading.active_count() - threads <= 4
+            expire(client, "one", "two")
+
+            def delivered() -> bool:
+                nonlocal most
+                own = [
+                    thread
+                    for thread in threading.enumerate()
+                    if thread.name.endswith(shard.name) or "send-" in thread.name
+                ]
+                most = max(most, len(own))
+                return len(receiver.requests) >= 600
+
+            eventually(delivered, limit=60)
+            eventually(lambda: all(not group["pending"] for group in client.xinfo_groups(EVENTS)))
+    assert set(receivers(receiver.requests).values()) == {2}
+    assert most <= 80
+    assert before <= threads
+
+
+def test_a_backlog_of_one_endpoint_does_not_delay_another(shard: Shard, client: redis.Redis) -> None:
+    with Receiver(lambda *_: Answer(delay=0.01)) as receiver, running(shard, endpoints(receiver.url, 2)[:1]) as busy:
+        expire(client, *map(str, range(3000)))
+        receiver.wait_for(lambda requests: len(requests) > 100)
+        both = Running(shard, endpoints(receiver.url, 2), busy.dispatcher._metrics)
+        both.dispatcher.adopt(busy.dispatcher)
+        both.dispatcher.prepare()
+        both.dispatcher.start()
+        try:
+            expire(client, "new")
+            receiver.wait_for(lambda requests: "e1" in receivers(requests))
+            assert receivers(receiver.requests)["e0"] < 2500
+        finally:
+            both.stop.set()
+            assert both.dispatcher.join(time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("hanging", [0, 20])
+def test_receivers_that_hang_delay_no_other(shard: Shard, client: redis.Redis, hanging: int) -> None:
+    """Of a hundred, with sixteen requests at a time."""
+    ended = threading.Event()
+
+    def behaviour(request: Request, _: int) -> Answer:
+        if int(request.path.partition("?e")[2]) < hanging:
+            ended.wait(60)
+        return Answer()
+
+    with Receiver(behaviour) as receiver, running(shard, endpoints(receiver.url, 100)):
+        try:
+            for number in range(3):
+                expire(client, str(number))
+                wanted = (number + 1) * (100 - hanging)
+                receiver.wait_for(
+                    lambda requests, wanted=wanted: (
+                        sum(  # type: ignore[misc]
+                            int(request.path.partition("?e")[2]) >= hanging for request in requests
+                        )
+                        >= wanted
+                    )
+                )
+        finally:
+            ended.set()
+
+
+# ---- the watcher
+
+
+def test_without_the_right_to_wait_new_events_are_polled_for(
+    own_shard: Shard, deliver: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As for a user of an earlier version."""
+    own_shard.client.acl_setuser("default", enabled=True, nopass=True, commands=["-xread"])
+    with Receiver() as receiver, running(own_shard, endpoints(receiver.url, 1), refresh_every=60, block=0.2):
+        for number in range(3):
+            expire(own_shard.client, str(number))
+            receiver.wait_for(lambda requests, number=number: len(requests) == number + 1, 5)  # type: ignore[misc]
+    assert caplog.messages.count("new events are polled for: grant XREAD to the user") == 1
+    assert watcher.POLL_EVERY < 1
+
+
+def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: redis.Redis) -> None:
+    """A replica that lacked the last events was promoted. The reader's own look comes only once a minute here."""
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), refresh_every=60, block=0.2):
+        expire(client, "lost")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+        client.delete(EVENTS)
+        client.xadd(EVENTS, {"id": "kept", "tenant": "acme"}, id="5-1")
+        client.hdel("sweeperd:groups", "e0")
+        client.xgroup_create(EVENTS, "e0", "0")
+        receiver.wait_for(lambda requests: len(requests) == 2, 10)
+
+
+def test_an_idle_shard_costs_few_commands(shard: Shard, client: redis.Redis) -> None:
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 100)):
+        expire(client, "one")
+        receiver.wait_for(lambda requests: len(requests) == 100)
+        eventually(lambda: all(not group["pending"] for group in client.xinfo_groups(EVENTS)))
+        client.config_resetstat()
+        time.sleep(2)
+        assert sum(each["calls"] for each in client.info("commandstats").values()) < 200
+
+
+# ---- a reload
+
+
+def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redis.Redis) -> None:
+    answered = threading.Event()
+
+    def behaviour(request: Request, _: int) -> Answer:
+        if request.event["data"]["reservation_id"] == "slow":
+            answered.wait(30)
+        return Answer()
+
+    with Receiver(behaviour) as receiver:
+        first = endpoints(receiver.url, 3)
+        before = Running(shard, first, Metrics())
+        before.dispatcher.prepare()
+        before.dispatcher.start()
+        expire(client, "slow")
+        receiver.wait_for(lambda requests: len(requests) == 3)
+        # One stays, one gets another URL, one goes, and one is new.
+        second = [first[0], first[1] | {"url": f"{receiver.url}?moved"}, {"name": "new", "url": f"{receiver.url}?new"}]
+        after = Running(shard, second, before.dispatcher._metrics, concurrency=8)
+        after.dispatcher.adopt(before.dispatcher)
+        after.dispatcher.prepare()
+        after.dispatcher.start()
+        before.stop.set()
+        assert before.dispatcher.join(time.monotonic() + 1), "nothing of it is left to end"
+        before.dispatcher.close()
+        try:
+            lanes = {lane.endpoint: lane for lane in after.dispatcher.lanes}
+            assert lanes["e0"] is before.dispatcher.lanes[0]
+            assert lanes["e1"] is not before.dispatcher.lanes[1]
+            assert after.dispatcher.complete
+            expire(client, "later")
+            receiver.wait_for(lambda requests: receivers(requests) == {"e0": 2, "e1": 1, "e2": 1, "moved": 1, "new": 1})
+            answered.set()
+            eventually(lambda: all(lane.ended.is_set() for lane in before.dispatcher.lanes[1:]))
+            eventually(lambda: client.xpending(EVENTS, "e2")["pending"] == 0)
+            after.dispatcher.refresh_replays()
+            assert client.xinfo_consumers(EVENTS, "e2") == [], "the endpoint that has gone is left"
+            eventually(lambda: not any(client.xpending(EVENTS, name)["pending"] for name in ("e0", "e1", "new")))
+        finally:
+            answered.set()
+            after.stop.set()
+            assert after.dispatcher.join(time.monotonic() + 30)
+        assert [client.xinfo_consumers(EVENTS, name) for name in ("e0", "e1", "new")] == [[], [], []]
+
+
+def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard, client: redis.Redis) -> None:
+    with Receiver() as receiver:
+        before = Running(shard, endpoints(receiver.url, 1), Metrics())
+        before.dispatcher.prepare()
+        before.dispatcher.start()
+        after = Running(shard, endpoints(receiver.url, 1), before.dispatcher._metrics, webhooks={"timeout": "50s"})
+        after.dispatcher.adopt(before.dispatcher)
+        assert after.dispatcher.lanes[0] is not before.dispatcher.lanes[0]
+        before.stop.set()
+        assert before.dispatcher.join(time.monotonic() + 30)
+        after.dispatcher.prepare()
+        after.dispatcher.start()
+        try:
+            expire(client, "one")
+            receiver.wait_for(lambda requests: len(requests) == 1)
+        finally:
+            after.stop.set()
+            assert after.dispatcher.join(time.monotonic() + 30)
+
+
+# ---- a lane that fails alone
+
+
+def test_a_group_that_is_missing_keeps_no_other_lane_from_its_events(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 3), refresh_every=60):
+        expire(client, "one")
+        receiver.wait_for(lambda requests: len(requests) == 3)
+        for number in range(5):
+            client.xgroup_destroy(EVENTS, "e1")
+            expire(client, f"more {number}")
+            receiver.wait_for(
+                lambda requests, number=number: (
+                    {  # type: ignore[misc]
+                        request.path.partition("?")[2]
+                        for request in requests
+                        if request.event["data"]["reservation_id"] == f"more {number}"
+                    }
+                    == {"e0", "e1", "e2"}
+                ),
+                10,
+            )
+        eventually(lambda: not any(client.xpending(EVENTS, f"e{number}")["pending"] for number in range(3)), limit=5)

@@ -1,0 +1,240 @@
+"""Whose turn it is in the pool of senders, how many requests are in flight, and which threads there are."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sweeperd.context import Timing
+from sweeperd.delivery import pool
+from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
+from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.pool import Pool
+from sweeperd.delivery.senders import Sent
+from sweeperd.delivery.settler import Disposition, Settlement
+from sweeperd.outbox import OutboxEntry
+from tests.support.harness import eventually
+
+
+class Sender:
+    """Sends a batch for as long as `answered` is not set, and keeps the order of the batches over all lanes."""
+
+    def __init__(self, name: str, sent: list[str]) -> None:
+        self._name = name
+        self._sent = sent
+        self.answered = threading.Event()
+        self.answered.set()
+        #: How long the next batches wait before they are sent, and before their quick retries, seconds.
+        self.waits: list[float] = []
+        self.pauses: list[float] = []
+        self.in_flight = 0
+        self._lock = threading.Lock()
+
+    def wait(self, _batch: Batch) -> float:
+        return self.waits.pop(0) if self.waits else 0.0
+
+    def send(self, batch: Batch) -> Sent:
+        with self._lock:
+            self.in_flight += 1
+            self._sent.append(self._name)
+        self.answered.wait(20)
+        with self._lock:
+            self.in_flight -= 1
+            if self.pauses:
+                return Sent(retry=batch, pause=self.pauses.pop(0))
+        return Sent([Settlement(Disposition.ACKNOWLEDGE, batch.entries)])
+
+
+class Settled:
+    """Takes settlements instead of the settler."""
+
+    def __init__(self) -> None:
+        self.ids: list[bytes] = []
+
+    def add(self, _lane: Lane, settlements: Any) -> None:
+        self.ids += [each for settlement in settlements for each in settlement.ids]
+
+
+class World:
+    """A pool with lanes."""
+
+    def __init__(self, concurrency: int) -> None:
+        self.settled, self.sent = Settled(), list[str]()
+        settler: Any = self.settled
+        self.pool = Pool("test", concurrency, settler, Timing())
+        self._number = 0
+        self.lanes: list[Any] = []
+
+    def lane(self, name: str, batch: int = 1, requests: int | None = None) -> Any:
+        lane: Any = Lane.__new__(Lane)
+        lane.endpoint, lane.limits = name, BatchLimits(batch, 10**6, 0.05)
+        lane.queue, lane.works, lane.in_round = BatchQueue(lane.limits, time.monotonic), [], False
+        lane.requests, lane.stop = requests, threading.Event()
+        lane.sender = Sender(name, self.sent)
+        self.lanes.append(lane)
+        return lane
+
+    def put(self, lane: Any, count: int = 1) -> None:
+        entries = [OutboxEntry(b"%d-0" % (self._number + n), 1, (), False, 10) for n in range(count)]
+        self._number += count
+        self.pool.put(lane, entries, in_order=True)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World(concurrency=4)
+    yield made
+    for lane in made.lanes:
+        lane.stop.set()
+        lane.sender.answered.set()
+    made.pool.close()
+    eventually(lambda: not made.pool.threads)
+
+
+def hold(world: World, name: str, **how: int) -> Any:
+    """A lane whose requests do not end."""
+    lane = world.lane(name, **how)
+    lane.sender.answered.clear()
+    return lane
+
+
+def test_each_event_is_settled_once(world: World) -> None:
+    lanes = [world.lane(str(number)) for number in range(10)]
+    for _ in range(20):
+        for lane in lanes:
+            world.put(lane)
+    eventually(lambda: len(world.settled.ids) >= 200)
+    assert len(set(world.settled.ids)) == len(world.settled.ids) == 200
+    eventually(lambda: not any(lane.in_round or lane.queue or lane.works for lane in lanes))
+
+
+def test_no_more_requests_are_in_flight_than_the_concurrency(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "LEAST_SLOW", 60.0)
+    monkeypatch.setattr(pool, "MOST_SLOW", 60.0)
+    busy = hold(world, "busy")
+    world.put(busy, 50)
+    eventually(lambda: busy.sender.in_flight == 4)
+    other = hold(world, "other")
+    world.put(other, 5)
+    time.sleep(0.1)
+    assert (busy.sender.in_flight, other.sender.in_flight) == (4, 0)
+    busy.sender.answered.set()
+    eventually(lambda: other.sender.in_flight)
+
+
+def test_lanes_with_events_take_turns(world: World) -> None:
+    """However many events one has: while others wait, its requests are its part."""
+    world.pool.allow(1)
+    gate = hold(world, "gate")
+    world.put(gate)
+    eventually(lambda: gate.sender.in_flight == 1)
+    lanes = [world.lane(name) for name in "abc"]
+    world.put(lanes[0], 100)
+    world.put(lanes[1], 3)
+    world.put(lanes[2], 3)
+    gate.sender.answered.set()
+    eventually(lambda: len(world.settled.ids) == 107)
+    assert Counter(world.sent[1:10]) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_a_request_that_hangs_keeps_no_lane_from_its_part(world: World) -> None:
+    hanging = hold(world, "hanging")
+    world.put(hanging, 50)
+    eventually(lambda: hanging.sender.in_flight == 4)
+    other = hold(world, "other")
+    began = time.monotonic()
+    world.put(other, 5)
+    eventually(lambda: other.sender.in_flight == 2)
+    assert time.monotonic() - began < 5
+    time.sleep(3 * pool.LEAST_SLOW)
+    assert other.sender.in_flight == 2, "two lanes share four requests"
+
+
+def test_many_that_hang_keep_no_lane_from_its_first_request(world: World) -> None:
+    hanging = [hold(world, str(number)) for number in range(20)]
+    for lane in hanging:
+        world.put(lane, 5)
+    eventually(lambda: all(lane.sender.in_flight for lane in hanging))
+    other = world.lane("other")
+    world.put(other, 3)
+    eventually(lambda: len(world.settled.ids) == 3)
+
+
+def test_the_relay_has_requests_of_its_own(world: World) -> None:
+    busy = hold(world, "busy")
+    world.put(busy, 50)
+    eventually(lambda: busy.sender.in_flight == 4)
+    relay = hold(world, "relay", requests=2)
+    world.put(relay, 5)
+    eventually(lambda: relay.sender.in_flight == 2)
+    time.sleep(3 * pool.LEAST_SLOW)
+    assert relay.sender.in_flight == 2
+
+
+def test_what_waits_holds_no_thread(world: World) -> None:
+    """Neither for `max_rate` or a sweep, nor before a quick retry; and other lanes go on."""
+    world.pool.allow(1)
+    waiting, retrying, other = (world.lane(name) for name in ("waiting", "retrying", "other"))
+    waiting.sender.waits = [0.2, 0.2]
+    retrying.sender.pauses = [0.3]
+    for lane in (waiting, retrying, other):
+        world.put(lane)
+    eventually(lambda: len(world.settled.ids) == 3)
+    assert world.sent == ["retrying", "other", "retrying", "waiting"] or world.sent[:2] == ["retrying", "other"]
+    assert world.sent.count("retrying") == 2
+
+
+def test_a_lane_that_stops_waits_for_nothing(world: World) -> None:
+    lane = world.lane("stopping")
+    lane.sender.pauses = [3600.0]
+    world.put(lane)
+    eventually(lambda: lane.queue and not lane.works)
+    lane.stop.set()
+    world.pool.tend()
+    eventually(lambda: len(world.settled.ids) == 1)
+
+
+def test_threads_come_as_they_are_needed_and_go_when_they_are_idle(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "IDLE", 0.2)
+    assert world.pool.threads == []
+    lane = hold(world, "busy")
+    world.put(lane, 10)
+    eventually(lambda: lane.sender.in_flight == 4)
+    assert 4 <= len(world.pool.threads) <= 5
+    lane.sender.answered.set()
+    eventually(lambda: len(world.settled.ids) == 10)
+    eventually(lambda: world.pool.threads == [])
+    world.put(lane)
+    eventually(lambda: len(world.settled.ids) == 11)
+
+
+def test_a_system_without_threads_is_tried_again(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        lane = world.lane("waiting")
+        world.put(lane)
+        assert "no more threads send" in caplog.messages
+    world.pool.tend()
+    eventually(lambda: len(world.settled.ids) == 1)
+
+
+def test_a_partial_batch_is_held_while_another_request_is_in_flight(world: World) -> None:
+    lane = hold(world, "batches", batch=10)
+    world.put(lane, 3)
+    eventually(lambda: lane.sender.in_flight == 1)
+    began = time.monotonic()
+    world.put(lane, 3)
+    world.put(lane, 3)
+    eventually(lambda: lane.sender.in_flight == 2)
+    assert time.monotonic() - began >= 0.04
+    assert len(world.sent) == 2

@@ -151,10 +151,11 @@ class Preview:
         setting = _SETTINGS.get(detail if outcome is Outcome.QUARANTINED else outcome.value)
         if outcome is Outcome.QUARANTINED:
             why = f"{detail} {why}".rstrip()
+        elif outcome is Outcome.SKIPPED and not why:
+            return f"the state is {detail}: are `ended` and `over` right?"
         elif outcome is Outcome.SKIPPED:
-            # Without a cause, `ended` or `over` names the state.
-            ends, alive = not why or "ended names it" in why, "`active`" if self.kind.active else "`script`"
-            setting, why = "`ended`" if ends else alive, why or f"the state is {detail}"
+            alive = "`active`" if self.kind.active else "`script`"
+            setting = "`ended`" if "ended names it" in why else alive
         if setting is None:
             return ""
         return f"{why}: is {setting} right?" if why else f"is {setting} right?"

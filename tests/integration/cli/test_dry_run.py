@@ -253,7 +253,7 @@ WRONG = {
     "ended": (
         'active = { state = "HELD" }\nended = { state = "EXPIRED" }',
         'active = { state = "held" }\nended = { state = "HELD" }',
-        "3 sampled: 0 would expire, 3 skipped: the state is HELD: is `ended` right?",
+        "3 sampled: 0 would expire, 3 skipped: the state is HELD: are `ended` and `over` right?",
     ),
     "deadline": (
         'deadline = "expires_at"',

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -520,6 +520,14 @@ class Metrics:
         )
         for result in ("ok", "refused"):
             self.reloads.labels(result)
+        self._silent = Gauge(
+            "sweeperd_process_silent_seconds",
+            "Time since the last heartbeat of a process that counts as dead; absent for all others",
+            ["shard", "process"],
+            registry=registry if lasting else None,
+        )
+        #: Shard -> its silent processes.
+        self._silent_on: dict[str, set[str]] = {}
         self.operator_actions = KeptCounter(
             "sweeperd_operator_actions_total", "Operator actions, counted in Redis", ["shard", "action"]
         )
@@ -535,6 +543,14 @@ class Metrics:
         build_info = Gauge("sweeperd_build_info", "The running version", ["version"], registry=registry)
         build_info.labels(__version__).set(1)
 
+    def set_silent_processes(self, shard: str, ages: Mapping[str, float]) -> None:
+        """Set the time since the last heartbeat of each silent process, seconds, and drop all others of the shard."""
+        for process in self._silent_on.get(shard, set()) - ages.keys():
+            _remove(self._silent, shard, process)
+        self._silent_on[shard] = set(ages)
+        for process, age in ages.items():
+            self._silent.labels(shard, process).set(age)
+
     def retain(self, shard: str, kinds: Collection[str], groups: Collection[str]) -> None:
         """Drop the gauges of all kinds and groups of the shard except these."""
         self.sweep.retain(shard, kinds)
@@ -545,5 +561,6 @@ class Metrics:
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
         self.reconcile.forget_shard(shard)
+        self.set_silent_processes(shard, {})
         self.operator_actions.forget(shard)
         self.operator_changes.forget(shard)

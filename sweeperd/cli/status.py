@@ -15,6 +15,7 @@ from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
 from sweeperd.ops.health import ALMOST_FULL
+from sweeperd.ops.processes import ProcessDocument
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
@@ -24,6 +25,7 @@ _SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined
 _SWEEP = ("shard", "last tick", "by", "took", "expired", "per second", "empty in", "sweeping now")
 _KINDS = ["shard", "kind", "due", "oldest due", "held", "deferred", "protected", "quarantined"]
 _KINDS += ["last tick", "by", "took", "expired", "sweeping now"]
+_PROCESSES = ("shard", "process", "role", "version", "running for", "last heartbeat", "sweeps", "events in hand")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "per second", "empty in", "dead letters", "details")
 
 
@@ -58,6 +60,8 @@ def command(options: Options, watch: bool, interval: float, every: bool, shard: 
 
     per second: expiries, or deliveries of all processes, over the last minute or the last 2,000 of them. empty in: how
     long the current backlog takes at this rate.
+
+    A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed for an hour.
 
     Exit code 1 if a shard is unreachable.
     """
@@ -96,6 +100,7 @@ def _tables(statuses: Sequence[ShardStatus], every: bool) -> list[tuple[Sequence
         (_SWEEP, list(map(_sweep_row, statuses))),
         (_KINDS, [_kind_row(status, kind) for status in statuses for kind in status.kinds]),
         (_ENDPOINTS, _endpoint_rows(statuses, every)),
+        (_PROCESSES, [_process_row(status, each) for status in statuses for each in status.processes.known or ()]),
     ]
     return [(columns, rows) for columns, rows in tables if rows]
 
@@ -171,6 +176,20 @@ def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
         return *row, Cell("never", "yellow"), None, None, None, kind.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
     return *row, f"{span(tick.age_seconds(status.now_ms))} ago", tick.by, took, tick.expired, kind.sweeping
+
+
+def _process_row(status: ShardStatus, process: ProcessDocument) -> Sequence[object]:
+    since, style = process.since, "red" if process.silent else ""
+    cells = (
+        process.process,
+        process.role,
+        process.version,
+        None if since is None else span(max(0, process.heartbeat_at - since) / 1000),
+        f"{span(process.heartbeat_age_seconds)} ago{', silent' if process.silent else ''}",
+        ", ".join(process.kinds),
+        process.in_hand,
+    )
+    return status.name, *(Cell(cell, style) for cell in cells)
 
 
 def _endpoint_rows(statuses: Sequence[ShardStatus], every: bool) -> list[Sequence[object]]:

@@ -36,6 +36,10 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
         role, section = _DUTIES[duty]
         yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
     yield from _memory_advice(status, options)
+    for process in status.processes.silent:
+        age = span(process.heartbeat_age_seconds)
+        text = f"process {process.process} has been silent for {age}: it died or hangs, and others take over its work"
+        yield Advice(text, (), "sweeperdprocesssilent")
     if status.last_walk:
         yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:

@@ -82,6 +82,9 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[Finding]:
     if "sweeps" in status.processes.missing:
         yield HealthLevel.BAD, "no process sweeps"
     yield from _memory(status)
+    for process in status.processes.silent:
+        age = span(process.heartbeat_age_seconds + view.age_seconds)
+        yield HealthLevel.WATCH, f"process {process.process} has been silent for {age}"
     yield from _ticks(settings, view, status)
     for kind in status.kinds:
         if kind.held:

@@ -15,6 +15,7 @@ from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unliste
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import STALE, ShardView, summarize_health
 from sweeperd.ops.history import StatusSample
+from sweeperd.ops.processes import ProcessDocument
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.status import Due, KindDocument, MemoryDocument, ShardStatus, WalkDocument
 from sweeperd.outbox.attempts import Attempt
@@ -25,12 +26,6 @@ from sweeperd.sweep.last_sweep import LastSweep
 TEXT = 200
 #: Up to how many reasons of quarantine, and endpoints that are not configured, are listed.
 REASONS, UNKNOWN = 20, 10
-
-
-class ProcessDocument(Document):
-    process: str = Field(description="Host, process id and a random part.")
-    sweeps: bool
-    delivers: bool
 
 
 class UnreachableShard(Document):
@@ -67,8 +62,9 @@ class ShardDocument(Document):
     dead_letters: Count
     dead_letters_counted: bool = Field(description="Whether the dead letters of each endpoint are all counted.")
     processes: list[ProcessDocument] | None = Field(
-        validation_alias=AliasPath("processes", "living"),
-        description="The daemons that run; null if this user may not read them.",
+        validation_alias=AliasPath("processes", "known"),
+        description="The daemons that run, and those that fell silent in the last hour; null if this user may not read "
+        "them.",
     )
     memory: MemoryDocument | None = Field(description="null if this user may not run INFO.")
     deferred: Count = Field(

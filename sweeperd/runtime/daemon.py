@@ -65,7 +65,7 @@ class ShardRunner:
             self._sweeps = kind_sweeps(ours, cycles_lease=self._cycles_lease)
         self.delivery = Dispatcher(context, delivers=role.delivers)
         self._actions = ActionExporter(shard, metrics)
-        self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers)
+        self._announcer = ProcessAnnouncer(shard, sweeps=role.sweeps, delivers=role.delivers, kinds=self.kinds)
         self._reconciler: PeriodicReconciler | None = None
         if settings.reconcile.interval and role.sweeps and (settings.reservations.enabled or settings.kinds):
             self._reconciler = PeriodicReconciler(settings, shard, metrics, stop, context.timing)
@@ -113,7 +113,7 @@ class ShardRunner:
     @property
     def missing(self) -> list[str]:
         """The duties that no process carries out on this shard, as a sentence each."""
-        return [f"no process {duty}" for duty in self._announcer.missing]
+        return [f"no process {duty}" for duty in self._announcer.seen.missing]
 
     @property
     def address(self) -> str:
@@ -132,6 +132,7 @@ class ShardRunner:
         self._tried |= before._tried & known
         self.delivery.adopt(before.delivery)
         self.status_history.adopt(before.status_history)
+        self._announcer.adopt(before._announcer)
         sweeps = {sweep.name: sweep for sweep in before._sweeps}
         for sweep in self._sweeps:
             if predecessor := sweeps.get(sweep.name):
@@ -242,6 +243,8 @@ class ShardRunner:
         if not self._stop.is_set():
             if not self.health:  # others must not rely on a process that hangs
                 self._announcer.update()
+            silent = {each.process: each.heartbeat_age_seconds for each in self._announcer.seen.silent}
+            self._metrics.set_silent_processes(self.name, silent)
             self.status_history.update()
             self._actions.update()
 

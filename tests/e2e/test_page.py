@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.status import Details
 from sweeperd.sweep.reservations import REASONS
 from tests.conftest import BINARIES
 from tests.support.builders import endpoint_status, kind_status, shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser
-from tests.support.eyes.staged import Shards, attempted, busy, served, settings
+from tests.support.eyes.staged import NOW_MS, Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
@@ -228,6 +229,28 @@ def test_of_many_endpoints_the_healthy_ones_are_one_line(browser: Browser) -> No
     with opened(browser, ["hook"], changed(endpoints=many)) as page:
         page.shows("and 150 more endpoints: 150 delivering, 50 pending")
         assert page.run("document.querySelectorAll('.pill:not([hidden])').length") == 50
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_a_silent_process_is_shown_in_red(browser: Browser, width: int) -> None:
+    processes = tuple(
+        ProcessDocument.of(
+            ProcessNote(process=name, at=NOW_MS - ago, sweeps=True, version="0.1.0", kinds=("reservations", "lock")),
+            NOW_MS,
+            in_hand=7,
+        )
+        for name, ago in (("host-1-17-aaaaaa", 4000), ("host-2-18-bbbbbb", 130_000))
+    )
+    with opened(browser, ["hook"], changed(processes=Processes(processes)), width=width) as page:
+        page.shows("2 min ago, silent")
+        page.shows("sweeps reservations, lock")
+        page.shows("Process host-2-18-bbbbbb has been silent for 2 m 10 s")
+        rows = page.run(
+            "[...document.querySelector('.processes').querySelectorAll('tbody tr')]"
+            ".map((row) => [row.querySelector('b').textContent, row.classList.contains('bad')])"
+        )
+        assert rows == [["host-1-17-aaaaaa", False], ["host-2-18-bbbbbb", True]]
+        assert overflowing(page) == []
 
 
 def test_an_endpoint_that_falls_behind_says_so_beside_its_state(browser: Browser) -> None:

@@ -17,7 +17,7 @@ from sweeperd.delivery.lane import Lane
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ShardView
-from sweeperd.ops.processes import Processes, ProcessNote
+from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.rate import Rate
 from sweeperd.ops.reconcile.last_walk import LastWalk
@@ -152,7 +152,8 @@ def last_sweep(at_ms: int, expired: int = 5) -> LastSweep:
 
 def processes(**duties: bool) -> Processes:
     """One process with these duties; without any: the processes could not be read."""
-    return Processes((ProcessNote(process="host-1", **duties),) if duties else None)
+    note = ProcessNote.model_validate({"process": "host-1"} | duties)
+    return Processes((ProcessDocument.of(note, 0, 0),) if duties else None)
 
 
 def last_walk(finished_at: int, **found: int) -> WalkDocument:

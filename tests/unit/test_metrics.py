@@ -44,6 +44,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.reconcile.announce("s1", "reservations", ["lost"])
     metrics.reconcile.reconciled("s1", "reservations", {"lost": 1}, 1.0)
     metrics.reconcile.foreign_expiries.labels("s1").set(0)
+    metrics.set_silent_processes("s1", {"host-1": 60.0})
     metrics.operator_actions.set("s1", {"pause": 1})
     metrics.operator_changes.set("s1", {"pause": 1})
     return metrics

@@ -383,6 +383,40 @@
     return { level: attempt.result === "delivered" ? "" : "bad", text };
   }
 
+  const PROCESS = ["Process", "Role", "Running for", "Last heartbeat", "Events in hand"];
+
+  // A daemon, as of its last heartbeat.
+  class Process {
+    constructor() {
+      this.cells = PROCESS.map((label, number) => {
+        const made = element("td", number > 1 ? "number" : "");
+        made.dataset.label = label;
+        return made;
+      });
+      this.name = element("b");
+      this.version = element("small");
+      this.role = element("span");
+      this.kinds = element("small");
+      this.cells[0].append(this.name, this.version);
+      this.cells[1].append(this.role, this.kinds);
+      this.root = element("tr", "", ...this.cells);
+    }
+
+    show({ process, age }) {
+      const [, , running, heartbeat, hand] = this.cells;
+      const { since, heartbeat_at: at, silent } = process;
+      say(this.name, process.process);
+      say(this.version, process.version);
+      say(this.role, process.role);
+      say(this.kinds, process.kinds.length ? `sweeps ${process.kinds.join(", ")}` : "");
+      say(running, since === null ? "–" : span(between(since, at)));
+      say(heartbeat, `${span(process.heartbeat_age_seconds + age)} ago${silent ? ", silent" : ""}`);
+      say(hand, counted.format(process.in_hand));
+      dress(heartbeat, silent ? "number hot bad" : "number");
+      dress(this.root, silent ? "bad silent" : "");
+    }
+  }
+
   class Shard {
     constructor() {
       this.name = element("span");
@@ -403,9 +437,14 @@
       this.warnings = new Family(element("div", "warnings"), () => new Warning());
       this.reasons = new Family(element("div", "reasons"), () => new Reason());
       this.below = element("div", "endpoints", this.table, this.more);
+      const columns = PROCESS.map((text, number) =>
+        element("th", number > 1 ? "number" : "", text));
+      const running = element("tbody");
+      this.processes = new Family(running, () => new Process());
+      this.running = element("div", "endpoints processes", element("table", "", element("thead", "", element("tr", "", ...columns)), running));
       this.root = element(
         "section", "shard", element("header", "", element("h2", "", this.name, this.address), this.swept),
-        this.trouble, this.warnings.parent, this.charts, this.reasons.parent, this.below,
+        this.trouble, this.warnings.parent, this.charts, this.reasons.parent, this.below, this.running,
       );
     }
 
@@ -415,7 +454,7 @@
       say(this.address, shard.address);
       dress(this.root, shard.stale ? "shard stale" : "shard");
       this.showTrouble(shard);
-      const parts = [this.warnings.parent, this.charts, this.reasons.parent, this.below];
+      const parts = [this.warnings.parent, this.charts, this.reasons.parent, this.below, this.running];
       for (const part of parts) part.hidden = status === null;
       if (status === null) {
         say(this.swept, "");
@@ -447,6 +486,11 @@
           [false, true].map((details) => ({ endpoint, now, ago, down, details, number }))),
         ({ endpoint, details, number }) => `${number} ${details} ${endpoint.endpoint}`,
       );
+      const processes = status.processes ?? [];
+      this.processes.show(
+        processes.map((process) => ({ process, age: shard.age_seconds })), ({ process }, number) => `${number} ${process.process}`,
+      );
+      this.running.hidden = processes.length === 0;
       this.warnings.show(status.warnings, (_warning, number) => number);
       this.warnings.parent.hidden = status.warnings.length === 0;
       const reasons = status.reasons.map((reason) => ({ reason, shard: shard.shard }));

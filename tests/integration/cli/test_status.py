@@ -73,6 +73,28 @@ def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
         assert ran.err == ""
 
 
+def test_processes_are_listed_and_a_silent_one_is_named(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    now = server_time(client)
+    usual = {"sweeps": True, "delivers": True, "version": "0.1.0", "since": now - 3_600_000, "kinds": ["reservations"]}
+    for name, at in (("well", now), ("gone", now - 120_000)):
+        note = usual | {"process": name, "at": at}
+        client.hset("sweeperd:processes", f"{name}-0123abcd", json.dumps(note))
+    (shard,) = sweeperd("status", "--json").document["shards"]
+    gone, well = shard["processes"]
+    assert [(each["process"], each["silent"], each["role"]) for each in (gone, well)] == [
+        ("gone", True, "all"),
+        ("well", False, "all"),
+    ]
+    assert (gone["in_hand"], gone["kinds"], gone["version"]) == (0, ["reservations"], "0.1.0")
+    assert gone["heartbeat_age_seconds"] >= 120
+    ran = sweeperd("status")
+    table = ran.out.split("\n\n")[-1].splitlines()
+    assert [line.split("\t")[1:3] for line in table[1:]] == [["gone", "all"], ["well", "all"]]
+    assert "silent" in table[1]
+    assert "silent" not in table[2]
+    assert "process gone has been silent for 2 m" in ran.err
+
+
 def test_a_large_backlog_is_marked_as_estimated(sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.zadd("reservation:ttl", {f"orphan {number}": 1 + number for number in range(500)})
     (row,) = sweeperd("status").rows

@@ -1,5 +1,6 @@
 """Runs a daemon that only sweeps, and one that only delivers."""
 
+import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +10,13 @@ import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
+from sweeperd.ops.processes import ProcessDocument, read_processes
 from sweeperd.outbox import EndpointStateStore
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.process import Role
 from sweeperd.store import Shard
 from tests.support.deliveries import expire
-from tests.support.harness import eventually, reserve
+from tests.support.harness import eventually, reserve, server_time
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
 
@@ -120,3 +122,37 @@ def test_what_no_process_does_is_named(role: Role, duty: str, question: str, ser
         with running(server, other, receiver.url) as second:
             eventually(lambda: named(second)[0] == "ok")
             eventually(lambda: all(duty not in details for details in named(daemon)[1].values()))
+
+
+def test_a_silent_process_is_exported_until_it_comes_back(server: Server, client: redis.Redis) -> None:
+    note = {"process": "host-2", "at": server_time(client) - 60_000, "sweeps": True, "delivers": False}
+    client.hset("sweeperd:processes", "host-2-0123abcd", json.dumps(note))
+    with Receiver() as receiver, running(server, Role.ALL, receiver.url) as daemon:
+
+        def silent() -> float:
+            return value(daemon, "sweeperd_process_silent_seconds", shard="default", process="host-2")
+
+        eventually(lambda: 60 <= silent() < 100)
+        (ours,) = [each.process for each in announced(server) if not each.silent]
+        assert value(daemon, "sweeperd_process_silent_seconds", shard="default", process=ours) == -1
+        eventually(lambda: any("host-2" in detail for detail in named(daemon)[1]["Are we keeping up?"]))
+        assert daemon.readiness() == (True, "ok"), "the others do its work"
+        note["at"] = server_time(client)
+        client.hset("sweeperd:processes", "host-2-0123abcd", json.dumps(note))
+        eventually(lambda: silent() == -1, limit=30)
+
+
+def test_a_process_tells_what_it_sweeps(server: Server) -> None:
+    with Receiver() as receiver, running(server, Role.ALL, receiver.url):
+        (told,) = eventually(lambda: announced(server))
+        assert (told.role, told.kinds) == ("all", ["reservations"])
+    assert announced(server) == ()
+
+
+def announced(server: Server) -> tuple[ProcessDocument, ...]:
+    """All daemons that are known."""
+    shard = Shard(Settings.model_validate({"redis": {"url": server.url}}).redis)
+    try:
+        return read_processes(shard, shard.read_clock()).known or ()
+    finally:
+        shard.close()

@@ -11,7 +11,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoint_status import ReplayDocument, ReplicaDocument
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import StatusSample
-from sweeperd.ops.processes import Processes, ProcessNote
+from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.rate import Rate
 from sweeperd.ops.status import Details, Due, ShardStatus
@@ -107,7 +107,9 @@ def replica(process: str, **fields: Any) -> ReplicaDocument:
 
 def both(*processes: str) -> Processes:
     """These daemons, each of which sweeps and delivers."""
-    return Processes(tuple(ProcessNote(process=name, at=NOW_MS, sweeps=True, delivers=True) for name in processes))
+    usual = ProcessNote(at=NOW_MS - 3000, sweeps=True, delivers=True, version="0.1.0", since=NOW_MS - 4_000_000)
+    notes = [usual.model_copy(update={"process": name, "kinds": ("reservations",)}) for name in processes]
+    return Processes(tuple(ProcessDocument.of(note, NOW_MS, in_hand=2) for note in notes))
 
 
 def attempted(seconds_ago: int, replica: str) -> Attempt:

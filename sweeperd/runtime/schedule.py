@@ -9,10 +9,10 @@ next state and an action. The thread carries the action out: it polls Redis, or 
 | blind | the full tick is due | ticking | tick over the whole index |
 | leading, standing by, following, suspecting | the full tick is due | ticking | tick over the whole index |
 | leading | a deadline or a known grace has ended | ticking | tick over what is due |
-| leading | another process noted its tick last | following | |
 | standing by | the lease is free, nothing has ended | leading | |
 | standing by | the lease is free, a deadline has ended | ticking | tick over what is due |
-| standing by | another process noted its tick last | following | |
+| leading, standing by | another process noted its tick last | following | |
+| leading, standing by | so it did, and an entry is that much overdue | suspecting | poll the lease at once |
 | following | this process noted its tick last | leading | |
 | following | an entry is overdue by more than LEADS_WITHIN | suspecting | poll the lease at once |
 | suspecting | no entry is overdue any more | following | |

@@ -105,7 +105,10 @@ _SCRIPT_TESTS = {
     "sweep/expire": _EXPIRE,
     "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
     "sweep/kind_compiles": _KINDS,
-    "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py",),
+    "sweep/last_sweep": (
+        "tests/integration/sweep/test_last_sweep.py",
+        "tests/integration/sweep/test_memory_limit.py",
+    ),
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
 #: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.

@@ -24,6 +24,7 @@ KEYS = {
     "not_due",
     "not_found",
     "quarantined",
+    "deferred",
     "held",
     "errors",
     "delivered",

@@ -1,5 +1,6 @@
 """Stops, restarts, flushes, fills and demotes Redis: the daemon survives, and nothing is lost or doubled."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,28 @@ def test_a_full_redis_is_swept_and_delivered_from(own_server: Server, tmp_path: 
             subscribers.await_all(client, 500)
             check(read(client), set(Property))
             subscribers.check_doubled(0)
+
+
+def test_a_redis_far_above_its_maxmemory_gets_no_fuller_until_it_has_memory(own_server: Server, tmp_path: Path) -> None:
+    """Readers of `/metrics` and of the page learn of it within seconds, and everything expires once there is memory."""
+    with connect(own_server) as client:
+        reserve(client, [str(number) for number in range(300)])
+        client.config_set("maxmemory", client.info("memory")["used_memory"] * 100 // 150)
+        env = environment(own_server.url, sweep__interval="100ms", sweep__batch_size=20)
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.metric("sweeperd_deferred_entries", kind="reservations") == 280)
+            assert running.metric("sweeperd_candidates_total", outcome="expired") == 20
+            assert running.metric("sweeperd_candidates_total", outcome="deferred") >= 280
+            used = running.metric("sweeperd_redis_memory_used_bytes", shard="default")
+            assert used > 1.1 * running.metric("sweeperd_redis_memory_limit_bytes", shard="default") > 0
+            assert running.get("/readyz")[0] == 200, "it does what it may"
+            eventually(lambda: json.loads(running.get("/status.json")[1])["answers"][0]["answer"] == "No")
+            assert len(running.logged("expiries are deferred, because Redis is full")) == 1
+            client.config_set("maxmemory", 0)
+            eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 300)
+            eventually(lambda: running.metric("sweeperd_deferred_entries", kind="reservations") == 0)
+            eventually(lambda: len(running.logged("expiries are no longer deferred")) == 1)
+        assert budget(client) == (0, 1500)
 
 
 def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.support.harness import SCOPES, eventually
 #: The keys of `--once --json`.
 ONCE = {
     *("candidates", "expired", "skipped", "in_grace", "not_due", "not_found", "quarantined", "held", "errors"),
-    *("delivered", "undelivered", "dead_lettered", "duration_seconds"),
+    *("deferred", "delivered", "undelivered", "dead_lettered", "duration_seconds"),
 }
 #: Commands that print a table and, but for the last, one JSON document.
 TABLES = [

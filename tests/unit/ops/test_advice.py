@@ -7,6 +7,7 @@ import pytest
 from sweeperd.ops.advice import endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.status import ShardStatus
+from sweeperd.store.memory import MemoryUse
 from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count
 
 
@@ -40,6 +41,22 @@ def test_a_name_with_spaces_is_quoted_and_the_shard_is_named() -> None:
 @pytest.mark.parametrize("name", ["x" * 10_000, "\x1b[31m", "\u202eabc", "one\ntwo"])
 def test_a_command_that_cannot_be_copied_is_not_offered(name: str) -> None:
     assert endpoint_advice(endpoint_status(name, state="unknown")).commands == ("",)
+
+
+@pytest.mark.parametrize(
+    ("memory", "deferred", "runbook"),
+    [
+        (None, 0, ""),
+        (MemoryUse(84, 100), 0, ""),
+        (MemoryUse(85, 100), 0, "sweeperdredisalmostfull"),
+        (MemoryUse(134, 100), 0, "sweeperdredisalmostfull"),
+        (MemoryUse(134, 100), 7, "sweeperdexpiriesdeferred"),
+    ],
+)
+def test_a_full_redis(memory: MemoryUse | None, deferred: int, runbook: str) -> None:
+    found = list(shard_advice(ShardStatus("eu", "", memory=memory, deferred=deferred), ("--shard", "eu")))
+    assert [advice.runbook for advice in found] == ([runbook] if runbook else [])
+    assert all(advice.commands == ("sweeperd check --shard eu",) for advice in found)
 
 
 def test_a_reason_of_a_kind() -> None:

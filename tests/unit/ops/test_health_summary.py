@@ -9,6 +9,7 @@ from sweeperd.config import Settings
 from sweeperd.ops.endpoint_health import HealthLevel
 from sweeperd.ops.health import DETAILS, ShardView, summarize_health
 from sweeperd.ops.status import Due, ShardStatus
+from sweeperd.store.memory import MemoryUse
 from tests.support.builders import endpoint_status, last_sweep, processes
 
 NOW = 1_795_000_000_000
@@ -56,6 +57,11 @@ def running(**duties: bool) -> ShardView:
         (KEEPING_UP, ShardView("eu", "", WELL, 4.0, "Connection refused"), BAD, "Connection refused"),
         (KEEPING_UP, ShardView("eu", "", WELL, 35.0), BAD, "35 s"),
         (KEEPING_UP, ShardView("eu", ""), WATCH, "not read"),
+        (KEEPING_UP, view(memory=MemoryUse(84, 100)), GOOD, ""),
+        (KEEPING_UP, view(memory=MemoryUse(85, 100)), WATCH, "85 % of its maxmemory"),
+        (KEEPING_UP, view(memory=MemoryUse(134, 100)), BAD, "134 % of its maxmemory"),
+        (KEEPING_UP, view(memory=MemoryUse(10**12)), GOOD, ""),
+        (KEEPING_UP, view(memory=MemoryUse(90, 100), deferred=1200), BAD, "1,200 expiries wait"),
         (KEEPING_UP, running(sweeps=True), GOOD, ""),
         (KEEPING_UP, running(delivers=True), BAD, "sweeps"),
         (KEEPING_UP, running(), GOOD, ""),

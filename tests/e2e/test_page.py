@@ -15,6 +15,7 @@ import redis
 from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
 from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.status import Details
+from sweeperd.store.memory import MemoryUse
 from sweeperd.sweep.reservations import REASONS
 from tests.conftest import BINARIES
 from tests.support.builders import endpoint_status, kind_status, shard_view
@@ -222,6 +223,16 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
         page.shows(meaning)
         hidden = page.run("[...document.querySelectorAll('.reason')].map((reason) => reason.children[1].hidden)")
         assert hidden == [False, True]
+
+
+def test_a_full_redis_is_said_first(browser: Browser) -> None:
+    full = MemoryUse(134 * 2**20, 100 * 2**20)
+    kind = kind_status("seat-hold", deferred=700)
+    with opened(browser, ["hook"], changed(memory=full, deferred=1200, kinds=(kind,))) as page:
+        for said in ("memory: 134 % of 100 MiB", "700 wait for memory", "1,200 expiries wait", "sweeperd check"):
+            page.shows(said)
+        assert answers(page)[0] == "No"
+        assert overflowing(page) == []
 
 
 def test_of_many_endpoints_the_healthy_ones_are_one_line(browser: Browser) -> None:

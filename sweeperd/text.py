@@ -22,6 +22,12 @@ def whole(value: bytes) -> int | None:
     return int(value) if value.isdigit() and len(value) <= 19 else None
 
 
+def integer(value: bytes) -> int | None:
+    """Parse a number like `whole`, or its negative."""
+    number = whole(value.removeprefix(b"-"))
+    return -number if number is not None and value.startswith(b"-") else number
+
+
 def strings(value: bytes) -> tuple[bytes, ...]:
     """The strings of a JSON array as bytes. Raises ValueError if the value is not an array of strings."""
     if value == b"[]":

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -22,13 +22,17 @@ from sweeperd.ops.quarantine import (
     QuarantineDocument,
     QuarantinedShard,
     QuarantineFilter,
+    SetAside,
     SetAsideDocument,
     adopt,
     find_foreign,
+    find_unreadable,
 )
+from sweeperd.ops.reconcile.report import Named
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import candidates, decode, span, whole
 
 #: The most entries that are named if they stay, units that are summed, and entries that a round trip adopts.
@@ -101,9 +105,10 @@ def dismiss(change: Change, **selected: Any) -> None:
     """
     Remove entries from the quarantine and change nothing else: by ID, by --reason, or --all.
 
-    Hashes and budgets stay unchanged, so what an ACTIVE entry holds stays locked, and no sweep will release it.
+    Hashes and budgets stay unchanged, so what an ACTIVE entry holds stays locked, and no sweep will release it. If an
+    entry cannot be read, `reconcile` leaves it out from then on, so what it held shows as drift of its budgets.
     """
-    question = "Remove {} from the quarantine? What they hold stays locked."
+    question = "Remove {} from the quarantine? What they hold stays locked"
     _change_entries(change, Verb(Action.DISMISS, question, "dismissed", Quarantine.dismiss), **selected)
 
 
@@ -144,6 +149,32 @@ _Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineCh
 
 
 @dataclass
+class _Cost:
+    """What dismissed entries hold."""
+
+    #: Unit -> the amount that the entries hold in each of their scopes.
+    held: Counter[str] = field(default_factory=Counter)
+    #: The entries of which this cannot be read.
+    unreadable: Named = field(default_factory=Named)
+
+    def add(self, entries: Sequence[SetAside], unreadable: Collection[bytes]) -> None:
+        for entry in entries:
+            unit, amount = decode(entry.unit), whole(entry.amount)
+            if entry.id in unreadable:
+                self.unreadable.add(entry.id)
+            elif entry.state not in _FINAL and amount is not None:
+                self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += amount
+
+    def __str__(self) -> str:
+        """Continues `stays locked`."""
+        sums = ", ".join(f"{amount} {unit}" for unit, amount in self.held.most_common(UNITS))
+        if not self.unreadable.count:
+            return f" in each of their scopes: {sums}" if sums else ""
+        lost = f"{self.unreadable} cannot be read: reconcile leaves them out, so what they held shows as drift"
+        return f" in each of their scopes: {sums}; {lost}" if sums else f"; {lost}"
+
+
+@dataclass
 class _Tally:
     """The results of a change."""
 
@@ -151,8 +182,7 @@ class _Tally:
     stay: int = 0
     #: Shard, id and reason of the first entries that stay.
     stays: list[tuple[str, str, str]] = field(default_factory=list)
-    #: Unit -> the amount that the changed entries hold in each of their scopes.
-    held: Counter[str] = field(default_factory=Counter)
+    cost: _Cost = field(default_factory=_Cost)
 
     def add(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
         for each in page:
@@ -163,14 +193,15 @@ class _Tally:
                     self.stays.append((shard.name, decode(entry.id), each.problem))
                 continue
             self.done += 1
-            unit = decode(entry.unit)
-            amount = whole(entry.amount)
-            if entry.state not in _FINAL and amount is not None:
-                self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += amount
 
 
 def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: str | None, kind: str | None) -> None:
-    name, seen, tally = _kind(change, kind, reason), set[str](), _Tally()
+    name, seen, tally, cost = _kind(change, kind, reason), set[str](), _Tally(), _Cost()
+
+    def add_cost(to: _Cost, shard: Shard, entries: Sequence[SetAside]) -> None:
+        if verb.action is Action.DISMISS:
+            ids = [entry.id for entry in entries] if name == RESERVATIONS else []
+            to.add(entries, find_unreadable(shard, change.settings.sweep, ids) if ids else ())
 
     def find(shard: Shard) -> tuple[QuarantineFilter, int]:
         quarantine = _quarantine(change, shard, name)
@@ -178,18 +209,23 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
             # The operator is not asked about entries that arrive later.
             until_ms = quarantine.last_ms()
             wanted = QuarantineFilter(reason=reason, until_ms=until_ms)
+            entries = quarantine.find(wanted)
+            while not change.yes and (page := list(islice(entries, BATCH))):
+                add_cost(cost, shard, page)
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
         named = dict[bytes, None]()
         for text in ids:
             for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
                 seen.add(text)
+                if entry.id not in named:
+                    add_cost(cost, shard, [entry])
                 named[entry.id] = None
         return QuarantineFilter(tuple(named)), len(named)
 
     def question(found: Sequence[tuple[QuarantineFilter, int]]) -> str:
         change.check_named(ids, seen, "is not in quarantine")
         total = sum(count for _, count in found)
-        return verb.question.format(_entries(total)) if total else ""
+        return verb.question.format(_entries(total)) + str(cost) if total else ""
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
@@ -198,6 +234,7 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
             for page in verb.act(_quarantine(change, shard, name), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)
+                add_cost(tally.cost, shard, [each.entry for each in page if not each.problem])
                 bar.update(len(page))
 
     change.carry_out(verb.action, find, question, work)
@@ -205,17 +242,18 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
 
 
 def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, str]) -> None:
-    held = dict(tally.held.most_common(UNITS)) if verb.action is Action.DISMISS else None
+    cost = tally.cost
     if change.output.as_json:
         stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in tally.stays]
         answer = {verb.done: tally.done, "stay": tally.stay, "stays": stays, "down": change.down}
-        answer |= {} if held is None else {"locked": held}
+        if verb.action is Action.DISMISS:
+            answer["locked"] = dict(cost.held.most_common(UNITS))
+            answer |= {"unreadable": cost.unreadable.count, "unreadable_ids": cost.unreadable.ids}
         change.report(QuarantineChangeDocument.model_validate(answer))
     else:
         change.output.say(f"{verb.done} {_entries(tally.done)}")
-        if held:
-            sums = ", ".join(f"{amount} {unit}" for unit, amount in held.items())
-            change.output.say(f"still locked in each of their scopes: {sums}")
+        if str(cost):
+            change.output.say(f"what they hold stays locked{cost}")
         if tally.stays:
             rows = [(*row, reasons.get(row[2].partition(" ")[0], "")) for row in tally.stays]
             change.output.table(("shard", "id", "stays", ""), rows)

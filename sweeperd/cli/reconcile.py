@@ -1,18 +1,19 @@
 """`sweeperd reconcile`: compares index and budgets with the reservations, and repairs them on request."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import click
+import redis
 
 from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.options import Exit
 from sweeperd.cli.output import Cell, printable, stage_bars
-from sweeperd.cli.shards import check_name, one_kind
+from sweeperd.cli.shards import check_name, one_kind, warn
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile.budget_repair import repair_budget
-from sweeperd.ops.reconcile.budgets import DRIFT, NO_DRIFT, BudgetRepair, Difference, judge_budget
-from sweeperd.ops.reconcile.last_walk import WalkStore
+from sweeperd.ops.reconcile.budgets import DRIFT, NO_DRIFT, BudgetRepair, judge_budget
+from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
 from sweeperd.ops.reconcile.report import (
     FINDINGS,
     CounterFindingDocument,
@@ -25,6 +26,7 @@ from sweeperd.ops.reconcile.report import (
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile
+from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.text import span
@@ -34,7 +36,7 @@ _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference",
 
 @click.command("reconcile")
 @click.option("--repair", is_flag=True, help="Repair the index and TTLs afterwards; budgets are not changed.")
-@click.option("--last", is_flag=True, help="Show what the daemon's last walks found, without a new walk.")
+@click.option("--last", is_flag=True, help="Show what the last walks found, without a new walk.")
 @click.option(
     "--repair-budget",
     "budget",
@@ -57,6 +59,8 @@ def command(
     unproven, --repair keeps index entries without a hash, and hashes in unknown states are not judged. The walk slows
     down when other clients use Redis.
 
+    It counts as the last walk, so `status`, the status page and the alerts show what it found and left.
+
     Exit codes: 0 nothing found, or everything repaired; 1 something is left, or a shard could not be walked; 2 bad
     option or configuration.
     """
@@ -75,7 +79,7 @@ def command(
 
 
 def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
-    """Show what the daemon's last walks found. A missing report is a problem."""
+    """Show what the last walks found. A missing report is a problem."""
     kinds = kind_names(change.settings)
     if kind is not None:
         check_name("kind", kind, kinds)
@@ -89,7 +93,7 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
     for shard, kept in change.each(reports):
         for name, report in kept:
             if report is None:
-                change.fail(f"shard {shard.name}: no daemon has finished a walk over {name} yet")
+                change.fail(f"shard {shard.name}: no walk over {name} has run yet; see `sweeperd reconcile`")
             else:
                 found.append(report)
     _show(change, found, repair=False)
@@ -104,6 +108,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
         subject = subject_of(shard, change.settings, kind, Throttle(rate))
         with stage_bars(lambda stage: f"{shard.name}: {stage}", show=sys.stderr.isatty()) as subject.progress:
             report = reconcile(subject, limit=limit)
+        _keep(shard, report)
         reports[shard.name] = report.document(shard)
         return report
 
@@ -117,6 +122,7 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     def work(shard: Shard, report: ReconcileReport) -> Iterator[Changed]:
         if repair and report.mendable:
             mended = mend(subject_of(shard, change.settings, kind), report)
+            _keep(shard, mended)
             reports[shard.name] = mended.document(shard)
             yield f"index of {kind}", mended.changed
 
@@ -128,6 +134,23 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     else:
         _show(change, walks, repair=repair)
     return walks
+
+
+def _keep(shard: Shard, report: ReconcileReport) -> None:
+    """Make this the last walk."""
+    _note(shard, lambda: WalkStore(shard, report.kind.walk_suffix).finish(LastWalk.of(shard, report), report))
+
+
+def _note(shard: Shard, write: Callable[[], bool]) -> None:
+    """Change what is kept of the last walk; `write` returns False if Redis is full."""
+    try:
+        problem = "" if write() else "Redis is full"
+    except redis.ResponseError as error:
+        if is_server_trouble(error):
+            raise
+        problem = describe(error)
+    if problem:
+        warn(f"shard {shard.name}: the last walk is not updated, so `status` still shows the one before: {problem}")
 
 
 def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool) -> None:
@@ -185,7 +208,12 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     if walk.counters_unjudged:
         yield f"  {walk.counters_unjudged} counters were not judged: they changed too much, or cannot be read"
     if walk.unreadable:
-        yield f"  {walk.unreadable} active hashes cannot be read: their budgets are not judged, and sums omit them"
+        names = _named(walk.unreadable, walk.unreadable_ids)
+        yield f"  {names} active hashes cannot be read: their budgets are not judged, and sums omit them"
+        yield "  repair them, or dismiss them from the quarantine: then they are left out"
+    if walk.left_out:
+        names = _named(walk.left_out, walk.left_out_ids)
+        yield f"  {names} dismissed hashes cannot be read: they are left out, so what they held shows as drift"
     if walk.held:
         yield f"  {walk.held} hashes were not judged: no entry of {walk.kind} was seen alive ({walk.held_because})"
         yield "  correct the settings of the kind; `sweeperd check` names the setting"
@@ -197,6 +225,11 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     if walk.foreign_expiries:
         names = ", ".join(walk.foreign_expired_ids[:3])
         yield f"  {walk.foreign_expiries} reservations were expired by another sweeper, without an event: {names}"
+
+
+def _named(count: int, ids: Sequence[str]) -> str:
+    more = f", and {count - len(ids)} more" if count > len(ids) else ""
+    return f"{count} ({', '.join(ids)}{more})"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -218,12 +251,13 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
             done = repair_budget(shard, sweep, key, judged.difference, rate)
         if done.result == "repaired" and done.difference:
             yield f"{name} {done.difference.least:+d}", 1
+            _note(shard, lambda: WalkStore(shard).budget_repaired(key))
         _report_budget(change, name, done)
 
     def question(found: Sequence[BudgetRepair]) -> str:
         for judged in found:
             if judged.result == DRIFT and (drift := judged.difference) is not None:
-                _say_numbers(change, name, drift)
+                _say_numbers(change, name, judged)
                 source, target = ("remaining", "reserved") if drift.least < 0 else ("reserved", "remaining")
                 return f"Move {abs(drift.least)} from {source} to {target} of {name}?"
         return ""
@@ -234,14 +268,22 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
 def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:
     drift = done.difference
     if drift is not None and drift.is_drift:
-        _say_numbers(change, name, drift)
+        _say_numbers(change, name, done)
     change.output.say(f"{name}: {done.result}")
-    numbers = {"reserved": drift.reserved, "held": drift.held, "difference": drift.least} if drift else {}
+    numbers: dict[str, object] = {}
+    if drift:
+        numbers |= {"reserved": drift.reserved, "held": drift.held, "difference": drift.least}
+    for field, named in (("unreadable", done.unreadable), ("left_out", done.left_out)):
+        if named.count:
+            numbers |= {field: named.count, f"{field}_ids": named.ids}
     change.report(RepairBudgetDocument.model_validate({"budget": name, "result": done.result, **numbers}))
     if done.result not in ("repaired", NO_DRIFT):
         judged = not done.result.startswith("not judged")
         change.fail(f"{name} was {'not changed: ' if judged else ''}{done.result}")
 
 
-def _say_numbers(change: Change, name: str, drift: Difference) -> None:
-    change.output.say(f"{name}: {drift.reserved} reserved, {drift.held} held by its reservations")
+def _say_numbers(change: Change, name: str, judged: BudgetRepair) -> None:
+    if drift := judged.difference:
+        change.output.say(f"{name}: {drift.reserved} reserved, {drift.held} held by its reservations")
+    if judged.left_out.count:
+        change.output.say(f"{name}: {judged.left_out} dismissed reservations cannot be read, and are left out")

@@ -106,6 +106,9 @@ def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
         yield sweep, "but", "no sweep reads it, because it is not in the index"
     for write in inspection.explanation.writes:
         yield sweep, "would write", " ".join(map(decode, write))
+    for line in inspection.commands:
+        if not line.startswith("sweeperd show "):
+            yield f"next on {shard.name}", "run", line
 
 
 def _event_rows(section: str, event: EventDocument) -> Iterator[DetailRow]:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.reconcile.report import Fault
 from sweeperd.ops.status import WARNING, ShardStatus, WalkDocument
 from sweeperd.sweep.reservations import kind_option
 from sweeperd.text import span
 
 #: An event that waits longer is late, seconds; the same as in the alert SweeperdDeliveriesStuck.
 LATE = 900.0
+#: For how many drifted budgets a command is offered.
+BUDGETS = 3
 #: The longest command that is offered, characters.
 LONGEST = 200
 #: Duty of a process -> its role, and the section of the runbook for the case that no process has this duty.
@@ -40,6 +43,10 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
         age = span(process.heartbeat_age_seconds)
         text = f"process {process.process} has been silent for {age}: it died or hangs, and others take over its work"
         yield Advice(text, (), "sweeperdprocesssilent")
+    if status.unwalked and not status.empty:
+        text = f"no walk has run yet over {', '.join(status.unwalked)}"
+        commands = tuple(command_line("reconcile", *kind_option(name), *options) for name in status.unwalked)
+        yield Advice(text, commands, "sweeperdreconcileneverended")
     if status.last_walk:
         yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
@@ -50,7 +57,7 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
             yield Advice(text, commands, "sweeperdentriesheld")
         if kind.last_walk:
             over = f"the last walk over {kind.kind}"
-            yield from _walk_advice(status, kind.last_walk, over, ("--kind", kind.kind, *options))
+            yield from _walk_advice(status, kind.last_walk, over, (*kind_option(kind.kind), *options))
 
 
 def _memory_advice(status: ShardStatus, options: Sequence[str]) -> Iterator[Advice]:
@@ -69,8 +76,18 @@ def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Se
     if not counts:
         return
     age = span(max(0, status.now_ms - walk.finished_at) / 1000)
-    commands = (command_line("reconcile", "--last", *options), command_line("reconcile", "--repair", *options))
+    commands = *_mending(walk, options), command_line("reconcile", "--last", *options)
     yield Advice(f"{name}, {age} ago, found {counts}", commands, "sweeperdreconcilefindings")
+
+
+def _mending(walk: WalkDocument, options: Sequence[str]) -> Iterator[str]:
+    """The commands that mend what the walk found."""
+    if any(Fault(fault).mendable for fault, count in walk.found.items() if count):
+        yield command_line("reconcile", "--repair", *options)
+    for budget in walk.drifted[:BUDGETS]:
+        yield command_line("reconcile", "--repair-budget", budget, *options)
+    if walk.found.get(Fault.FOREIGN_QUARANTINE):
+        yield command_line("quarantine", "adopt", "--all", *options)
 
 
 def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> Advice:

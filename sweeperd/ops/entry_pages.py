@@ -20,13 +20,12 @@ from sweeperd.ops.search import (
     LookBackDocument,
     MemberDocument,
     ShowDocument,
-    all_inspections,
     find_by_event_id,
     find_sent,
     is_event_id,
     search,
 )
-from sweeperd.ops.show import Fate, Fields, Inspection, inspect_all
+from sweeperd.ops.show import Fields, inspect_all
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.outbox.event import ONLY_FOR, event_id, is_expiry
 from sweeperd.store import streams
@@ -83,24 +82,7 @@ class EntryPages:
         sent: list[tuple[Shard, EventMatches]] = []
         if not entries and is_event_id(text):
             sent, down = self._each(names, lambda shard: find_by_event_id(self._settings, shard, text))
-        document = ShowDocument.of(entries, sent, down).as_json()
-        for shown, each in zip(document["shards"], all_inspections(entries, sent), strict=True):
-            shown["commands"] = self._commands(*each)
-        return document | {"looked": [each.looked.as_json() for _, each in sent]}
-
-    def _commands(self, shard: Shard, entry: Inspection) -> list[str]:
-        """The commands that apply to an entry."""
-        kind, on, id_ = kind_option(entry.kind.name), self._on(shard), decode(entry.id)
-        named = [*on, *(["--"] if id_.startswith("-") else []), id_]
-        words: list[tuple[str, ...]] = [("show", *kind, *named)]
-        if entry.quarantined_at is not None:
-            words += [("quarantine", verb, *kind, *named) for verb in ("requeue", "dismiss")]
-        for delivery in entry.event.deliveries if entry.event else ():
-            if delivery.fate is Fate.DEAD_LETTER:
-                words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *on))
-            elif delivery.fate is Fate.PENDING and entry.event:
-                words.append(("endpoints", "skip", delivery.endpoint, entry.event.webhook_id, *on))
-        return _lines(words)
+        return ShowDocument.of(entries, sent, down).as_json() | {"looked": [each.looked.as_json() for _, each in sent]}
 
     def _search(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
         """Entries with this id, events with this id or tenant, and the event or batch with this webhook id."""

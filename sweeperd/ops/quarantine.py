@@ -12,7 +12,7 @@ from pydantic import Field
 from sweeperd.config import SweepSettings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
 from sweeperd.ops.reconcile.report import Fault
-from sweeperd.ops.reconcile.subjects import Reservations
+from sweeperd.ops.reconcile.subjects import UNREADABLE, Reservations
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
@@ -270,6 +270,12 @@ def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:
             yield from (observation.entry for observation in subject.look(ids, None) if observation.mark == mark)
 
 
+def find_unreadable(shard: Shard, settings: SweepSettings, ids: Sequence[bytes]) -> set[bytes]:
+    """Those of these reservations whose amount, unit or scopes cannot be read."""
+    with Reservations(shard, settings) as subject:
+        return {each.entry for each in subject.look(ids, 0) if each.holding and each.holding[0] in UNREADABLE}
+
+
 def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
     """Takes these reservations into the quarantine. False for those that no other sweeper has marked."""
     keys = shard.keys
@@ -321,6 +327,10 @@ class QuarantineChangeDocument(
     stay: Count = Field(description="How many stay in quarantine.")
     stays: list[StayingEntry]
     locked: dict[str, int] = Field(default={}, description="What the dismissed reservations hold, by unit.")
+    unreadable: Count = Field(
+        default=0, description="Dismissed reservations that cannot be read: reconcile leaves them out."
+    )
+    unreadable_ids: list[Text] = Field(default=[], description="The first of their ids.")
     down: Down
 
 

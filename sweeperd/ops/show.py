@@ -2,6 +2,7 @@
 
 import contextlib
 import enum
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -11,6 +12,7 @@ from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchem
 
 from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
+from sweeperd.ops.advice import command_line
 from sweeperd.outbox.attempts import attempts_with
 from sweeperd.outbox.event import event_id
 from sweeperd.outbox.groups import is_waiting
@@ -24,8 +26,8 @@ from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.explanation import Explanation, explain
 from sweeperd.sweep.kind import PROTECTED, Budgets, Kind, Outcome
 from sweeperd.sweep.proof import is_proven
-from sweeperd.sweep.reservations import kind_of_event
-from sweeperd.text import candidates, decode, moment_ms, span, strings, whole
+from sweeperd.sweep.reservations import kind_of_event, kind_option
+from sweeperd.text import candidates, decode, integer, moment_ms, span, strings, whole
 
 #: One script writes `expired_at` and the event, so the event's id lies within these ms of `expired_at`.
 EVENT_BEFORE, EVENT_AFTER = 10, 5_000
@@ -128,6 +130,44 @@ class Inspection:
     event: EventDocument | None
     #: What a sweep would decide now.
     explanation: Explanation
+    #: The shard that commands have to name; empty if there is only one.
+    shard: str = ""
+
+    @property
+    def underflows(self) -> list[tuple[bytes, int, int]]:
+        """The scopes for which RESERVED_UNDERFLOW is decided: the scope, what is reserved, what is to be given back."""
+        amount = whole(self.fields.get(b"estimate_amount", b""))
+        if self.explanation.decision.detail != "RESERVED_UNDERFLOW" or amount is None:
+            return []
+        found = []
+        for scope, mentions in Counter(_scopes(self.fields)).items():
+            budget = self.budgets.get(scope)
+            if not isinstance(budget, dict) or budget.get(b"status") == b"CLOSED":
+                continue
+            reserved = integer(budget.get(b"reserved", b""))
+            if reserved is not None and reserved < mentions * amount:
+                found.append((scope, reserved, mentions * amount))
+        return found
+
+    @property
+    def commands(self) -> list[str]:
+        """The commands that apply to the entry, without those that cannot be copied."""
+        options = ("--shard", self.shard) if self.shard else ()
+        kind, id_ = kind_option(self.kind.name), decode(self.id)
+        named = [*options, *(["--"] if id_.startswith("-") else []), id_]
+        unit = self.fields.get(b"estimate_unit", b"")
+        words: list[Sequence[str]] = [
+            ("reconcile", "--repair-budget", decode(scope + b":" + unit), *options) for scope, _, _ in self.underflows
+        ]
+        words.append(("show", *kind, *named))
+        if self.quarantined_at is not None:
+            words += [("quarantine", verb, *kind, *named) for verb in ("requeue", "dismiss")]
+        for delivery in self.event.deliveries if self.event else ():
+            if delivery.fate is Fate.DEAD_LETTER:
+                words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *options))
+            elif delivery.fate is Fate.PENDING and self.event:
+                words.append(("endpoints", "skip", delivery.endpoint, self.event.webhook_id, *options))
+        return list(dict.fromkeys(filter(None, (command_line(*each) for each in words))))
 
     @property
     def why(self) -> str:
@@ -141,7 +181,12 @@ class Inspection:
                 return f"deadline and grace have passed, and `unless` no longer protects it{lacking}"
             return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
         if decision.outcome is Outcome.QUARANTINED:
-            return f"{decision.detail}: {decision.why or self.kind.reasons.get(decision.detail, '')}"
+            why = decision.why or self.kind.reasons.get(decision.detail, "")
+            lacks = [
+                f"{decode(scope)} has {reserved} reserved, {wanted} to give back"
+                for scope, reserved, wanted in self.underflows
+            ]
+            return f"{decision.detail}: {'; '.join([why, *lacks])}"
         if decision.outcome is Outcome.HELD:
             return f"no active entry of the kind was seen yet, so it stays; {decision.why or 'it has no hash'}"
         if decision.outcome is Outcome.SKIPPED:
@@ -180,6 +225,7 @@ def inspect(
         _budgets(shard, kind.counters, fields) if isinstance(kind.counters, Budgets) else {},
         read_event(settings, shard, found) if (found := row or _expiry(shard, kind, entry, fields)) else None,
         explanation,
+        shard.name if len(settings.shards) > 1 else "",
     )
 
 
@@ -193,11 +239,8 @@ def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: st
 
 
 def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fields | str | None]:
-    scopes: tuple[bytes, ...] = ()
-    with contextlib.suppress(ValueError, RecursionError):
-        scopes = strings(fields.get(b"budgeted_scopes") or fields.get(b"affected_scopes") or b"[]")[:SCOPES]
     found: dict[bytes, Fields | str | None] = {}
-    for scope in scopes:
+    for scope in _scopes(fields)[:SCOPES]:
         key = budgets.stem + scope + b":" + fields.get(b"estimate_unit", b"")
         type_ = cast(bytes, shard.client.type(key))
         if type_ == b"hash":
@@ -205,6 +248,12 @@ def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fiel
         else:
             found[scope] = None if type_ == b"none" else type_.decode()
     return found
+
+
+def _scopes(fields: Fields) -> tuple[bytes, ...]:
+    with contextlib.suppress(ValueError, RecursionError):
+        return strings(fields.get(b"budgeted_scopes") or fields.get(b"affected_scopes") or b"[]")
+    return ()
 
 
 def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamRow | None:
@@ -285,6 +334,7 @@ class InspectionDocument(Document):
     )
     event: EventDocument | None
     sweep: VerdictDocument
+    commands: list[str] = Field(description="What an operator can run next.")
 
     @classmethod
     def of(cls, shard: Shard, inspection: Inspection) -> "InspectionDocument":

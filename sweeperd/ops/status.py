@@ -113,12 +113,13 @@ class Due:
 
 
 class WalkDocument(Document):
-    """The last complete walk of reconcile."""
+    """The last complete walk of reconcile, by a daemon or by hand, without what was mended since."""
 
     finished_at: Moment
     findings: Count = Field(validation_alias="total")
     found: dict[str, Count]
     foreign_expiries: Count
+    drifted: list[str] = Field(description="The first budgets with budget_drift, as --repair-budget takes them.")
 
 
 class KindDocument(Document):
@@ -136,7 +137,7 @@ class KindDocument(Document):
     )
     tick: LastSweep | None = Field(description="null before the first sweep.")
     sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
-    last_walk: WalkDocument | None = Field(description="The last daily walk over this kind; null before the first.")
+    last_walk: WalkDocument | None = Field(description="The last walk over this kind; null before the first.")
 
 
 class MemoryDocument(Document):
@@ -187,6 +188,8 @@ class ShardStatus:
     #: Read on request only.
     details: Details = field(default_factory=Details)
     empty: bool = False
+    #: The kinds over which a daemon should walk every day, but no walk has ended yet.
+    unwalked: tuple[str, ...] = ()
 
     @property
     def reachable(self) -> bool:
@@ -237,6 +240,8 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     kinds = kinds_of(settings, shard)
     read = {name: _kind(shard, kind, now) for name, kind in kinds.items()}
     deferred = sum(kind.deferred for kind in read.values())
+    walked = settings.reconcile.interval is not None
+    unwalked = [name for name, each in read.items() if walked and each.last_walk is None]
     dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
     reservations: dict[str, Any] = {}
@@ -258,6 +263,7 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
         memory=shard.memory.read(shard.client),
         deferred=deferred,
         empty=not (built_in and built_in.due) and is_empty(shard, settings),
+        unwalked=tuple(unwalked),
     )
 
 

@@ -54,7 +54,7 @@ class ShardDocument(Document):
         description="The time over which the rate was measured.",
     )
     empty_in_seconds: Seconds | None = Field(description="How long overdue entries take at this rate; null: forever.")
-    last_walk: WalkDocument | None = Field(description="The last daily walk of reconcile.")
+    last_walk: WalkDocument | None = Field(description="The last walk of reconcile; null before the first.")
     empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
     sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
     kinds: list[KindDocument] = Field(description="Each configured kind.")

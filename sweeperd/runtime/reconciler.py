@@ -8,7 +8,7 @@ import time
 from sweeperd.config import Settings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
+from sweeperd.ops.reconcile.last_walk import KEPT, LastWalk, WalkStore
 from sweeperd.ops.reconcile.report import Fault, ReconcileReport, faults_of
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
@@ -21,8 +21,6 @@ from sweeperd.sweep.kind import Kind
 
 log = logging.getLogger(__name__)
 
-#: How many findings of a walk are logged and kept. All are counted.
-KEPT = 20
 #: The longest time between two checks for walks that are due, seconds.
 CHECK_EVERY = 60.0
 #: The longest wait after a walk that failed, seconds.
@@ -64,7 +62,7 @@ class DailyWalk:
             resume=self._store.cursor(),
             checkpoint=self._store.write_cursor,
         )
-        walk = LastWalk.made_of(report, finished_at=self._shard.read_clock())
+        walk = LastWalk.of(self._shard, report)
         self._own = None if self._store.finish(walk, report) else walk
         self._log(report)
         self.count("ok")
@@ -94,7 +92,7 @@ class DailyWalk:
                 "counters": report.counters,
                 "counters_unjudged": report.unjudged,
                 "foreign_expiries": report.foreign_expiries,
-                "unreadable": report.unreadable,
+                "unreadable": report.unreadable.count,
                 "far_ahead": report.far.count,
                 "far_ahead_unit": report.far.unit,
                 "resumed": report.resumed,

@@ -1,5 +1,7 @@
 """Moves the drift of one budget from `reserved` to `remaining`."""
 
+from dataclasses import replace
+
 from sweeperd.config import SweepSettings
 from sweeperd.ops.reconcile.budgets import DRIFT, BudgetRepair, Difference, judge_budget
 from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
@@ -39,4 +41,4 @@ def repair_budget(
             args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]
             reply = Script("ops/repair_budget").run(shard.client, Call([budget, shard.keys.lease(LEASE_JOB)], args))
             result = reply.decode()
-            return BudgetRepair(LEASE_LOST if result == "LEASE_LOST" else result, found)
+            return replace(judged, result=LEASE_LOST if result == "LEASE_LOST" else result)

@@ -18,8 +18,8 @@ A drift is reported if two walks, each with its own moments, agree. This covers 
 is set back, a service uses another clock, or a hash is removed as soon as its reservation ends.
 
 A reservation whose amount cannot be read may hold any amount of its budgets, and one whose unit or scopes cannot be
-read, of any budget. Such a budget is only judged if `reserved` is less than the readable reservations certainly hold. A
-CLOSED budget is not judged.
+read, of any budget. Such a budget is only judged if `reserved` is less than the readable reservations certainly hold.
+Once an operator has dismissed such a reservation, it is left out, as if it held nothing. A CLOSED budget is not judged.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,8 +28,8 @@ from dataclasses import dataclass, field
 from sweeperd.config import SweepSettings
 from sweeperd.ops.reconcile.bloom import BloomFilter
 from sweeperd.ops.reconcile.counters import Counters
-from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
-from sweeperd.ops.reconcile.subjects import SCRIPT_BATCH, Observation, Reservations
+from sweeperd.ops.reconcile.report import Fault, Finding, Named, WalkStage
+from sweeperd.ops.reconcile.subjects import SCRIPT_BATCH, UNREADABLE, Observation, Reservations
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, batches
@@ -96,16 +96,18 @@ class Difference:
 class BudgetDrift:
     """The budgets of one walk: call `reserved` for all budgets, then `held` for all reservations."""
 
-    def __init__(self, keys: Keys, expected: int) -> None:
+    def __init__(self, keys: Keys, expected: int, only: bytes | None = None) -> None:
+        """`only`: reservations that cannot hold a part of this budget do not count as unreadable."""
         self._keys = keys
+        self._only = only
         self._budgets: dict[bytes, _Budget] = {}
         self._seen = BloomFilter(expected)
         #: The first and the last moment, ms; None before the first.
         self.first_ms: int | None = None
         self.last_ms: int | None = None
         self.closed: set[bytes] = set()
-        #: ACTIVE reservations whose amount, unit or scopes cannot be read; a few may count twice.
-        self.unreadable = 0
+        #: ACTIVE reservations whose amount, unit or scopes cannot be read, and those that an operator dismissed.
+        self.unreadable, self.left_out = Named(), Named()
         #: The budgets of unreadable reservations, and whether one of them may hold any budget.
         self._unread: set[bytes] = set()
         self._unread_anywhere = False
@@ -134,10 +136,16 @@ class BudgetDrift:
 
     def held(self, entry: bytes, holding: Sequence[bytes]) -> None:
         """Adds the amounts of a reservation, as reconcile_look.lua returns them."""
-        if holding[0] == b"unreadable":
-            self.unreadable += 1
-            self._unread_anywhere |= len(holding) == 1
-            self._unread.update(self._keys.budget(scope, holding[1]) for scope in holding[2:])
+        if holding[0] in UNREADABLE:
+            budgets = {self._keys.budget(scope, holding[1]) for scope in holding[2:]}
+            if self._only is not None and budgets and self._only not in budgets:
+                return
+            if holding[0] == UNREADABLE[1]:
+                self.left_out.add(entry)
+                return
+            self.unreadable.add(entry)
+            self._unread_anywhere |= not budgets
+            self._unread |= budgets
             return
         began, ended, amount_text, unit, *scopes = holding
         amount = int(amount_text)
@@ -182,6 +190,7 @@ class BudgetCounters(Counters):
     passes = 4
 
     def __init__(self, subject: Reservations) -> None:
+        super().__init__()
         self._subject = subject
         self._throttle = subject.throttle
         self._client = subject.shard.client
@@ -210,7 +219,8 @@ class BudgetCounters(Counters):
             self._hold(drift, WalkStage.COUNTERS)
             self.end()
         first = self._first or {}
-        self.count, self.closed, self.unreadable = len(drift), len(drift.closed), drift.unreadable
+        self.count, self.closed = len(drift), len(drift.closed)
+        self.unreadable, self.left_out = drift.unreadable, drift.left_out
         self.unjudged = sum(1 for each in first.values() if each is None or (not each.is_drift and not each.is_exact))
         suspects = {key: each for key, each in first.items() if each is not None and each.is_drift}
         if not suspects:
@@ -233,7 +243,7 @@ class BudgetCounters(Counters):
     def judge(self, budget: bytes) -> "BudgetRepair":
         agreed: Difference | None = None
         for _ in range(2):
-            drift = BudgetDrift(self._keys, self._subject.size)
+            drift = BudgetDrift(self._keys, self._subject.size, budget)
             self._read(drift, [budget])
             if drift.closed:
                 return _not_judged("it is CLOSED")
@@ -241,7 +251,8 @@ class BudgetCounters(Counters):
                 return _not_judged("there is no such budget")
             self._hold(drift, WalkStage.COUNTERS)
             if drift.unread(budget):
-                return _not_judged("some of its reservations cannot be read; repair them first")
+                unread = drift.unreadable
+                return _not_judged(f"{unread} of its reservations cannot be read; repair or dismiss them first", unread)
             if self._took_too_long(drift):
                 return _not_judged(_TOO_LONG)
             found = drift.differences()[budget]
@@ -251,7 +262,7 @@ class BudgetCounters(Counters):
             agreed = met
         if agreed is None or not agreed.is_exact:
             return _not_judged(_INEXACT)
-        return BudgetRepair(DRIFT if agreed.is_drift else NO_DRIFT, agreed)
+        return BudgetRepair(DRIFT if agreed.is_drift else NO_DRIFT, agreed, left_out=drift.left_out)
 
     def _read(self, drift: BudgetDrift, budgets: Sequence[bytes]) -> None:
         for part in batches(list(dict.fromkeys(budgets)), SCRIPT_BATCH):
@@ -289,10 +300,13 @@ class BudgetRepair:
 
     result: str
     difference: Difference | None = None
+    #: The reservations that prevent a judgement, and the dismissed ones that the judgement leaves out.
+    unreadable: Named = field(default_factory=Named)
+    left_out: Named = field(default_factory=Named)
 
 
-def _not_judged(reason: str) -> BudgetRepair:
-    return BudgetRepair(f"not judged: {reason}")
+def _not_judged(reason: str, unreadable: Named | None = None) -> BudgetRepair:
+    return BudgetRepair(f"not judged: {reason}", unreadable=unreadable or Named())
 
 
 def judge_budget(shard: Shard, settings: SweepSettings, budget: bytes, throttle: Throttle) -> BudgetRepair:

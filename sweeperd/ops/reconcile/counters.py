@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from sweeperd.ops.reconcile.report import Finding
+from sweeperd.ops.reconcile.report import Finding, Named
 from sweeperd.ops.reconcile.subjects import Observation
 
 
@@ -16,8 +16,12 @@ class Counters:
     passes = 2
     #: Amounts that ended before this moment do not matter, ms. None: no amount matters.
     since_ms: int | None = None
-    #: Counters that were compared, could not be judged, or are CLOSED; and hashes whose amount cannot be read.
-    count = unjudged = closed = unreadable = 0
+    #: Counters that were compared, could not be judged, or are CLOSED.
+    count = unjudged = closed = 0
+
+    def __init__(self) -> None:
+        #: Hashes whose amount cannot be read, and those that an operator dismissed, which are left out.
+        self.unreadable, self.left_out = Named(), Named()
 
     def begin(self) -> None:
         """Called before the walk over the hashes."""

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field
 
 from sweeperd.config import SweepSettings
 from sweeperd.document import Document, Text
-from sweeperd.ops.reconcile.subjects import Reservations
+from sweeperd.ops.reconcile.subjects import UNREADABLE, Reservations
 from sweeperd.store.errors import is_wrong_type
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Shard
@@ -56,7 +56,7 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
 
 def _amount(keys: Keys, budget: bytes, holding: Sequence[bytes]) -> int | None:
     """The amount of this budget in a holding that reconcile_look.lua returned; None if it is none now."""
-    if len(holding) < 4 or holding[0] == b"unreadable" or holding[1] not in (b"", b"?"):
+    if len(holding) < 4 or holding[0] in UNREADABLE or holding[1] not in (b"", b"?"):
         return None
     _, _, amount, unit, *scopes = holding
     mentions = sum(keys.budget(scope, unit) == budget for scope in scopes)

@@ -1,5 +1,6 @@
 """Keeps the last walk and the cursor of an unfinished one in `sweeperd:reconcile`."""
 
+import contextlib
 import json
 from collections import Counter
 from typing import TypeVar
@@ -12,8 +13,11 @@ from sweeperd.ops.reconcile.report import Fault, Finding, ReconcileReport, Walke
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
+from sweeperd.text import decode
 
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
+#: How many findings of a walk are kept. All are counted.
+KEPT = 20
 
 
 class WalkCursor(Document):
@@ -49,12 +53,21 @@ class WalkCursor(Document):
 
 
 class LastWalk(Document):
-    """When the last complete walk ended, and what it found: JSON."""
+    """When the last complete walk ended, and what it found that was not mended since: JSON."""
 
     #: ms on Redis's clock.
     finished_at: int
     found: dict[Fault, int]
     foreign_expiries: int = 0
+    #: The first budgets with BUDGET_DRIFT, as `--repair-budget` takes them.
+    drifted: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, shard: Shard, report: ReconcileReport) -> "LastWalk":
+        """The walk that has just ended."""
+        drifted = tuple(_budget_name(shard, key) for key in report.drifted)
+        found = report.found - report.mended
+        return cls.made_of(report, finished_at=shard.read_clock(), found=found, drifted=drifted)
 
     @property
     def total(self) -> int:
@@ -96,8 +109,28 @@ class WalkStore:
         document = report.document(self._shard).model_dump(
             mode="json", exclude_unset=True, exclude={"shard", "address"}
         )
-        kept = document | {"started_at": report.started_at}
-        return self._write({"last": walk.model_dump_json(), "report": json.dumps(kept)})
+        findings = document["findings"]
+        kept = {"findings": findings[:KEPT], "truncated": report.found.total() > KEPT, "started_at": report.started_at}
+        return self._write({"last": walk.model_dump_json(), "report": json.dumps(document | kept)})
+
+    def budget_repaired(self, budget: bytes) -> bool:
+        """Marks the drift of this budget, if the last walk found one, as mended. Returns False if Redis is full."""
+        last, report = self.last(), self._client.hget(self._key, f"report{self._suffix}")
+        name = _budget_name(self._shard, budget)
+        if last is None or name not in last.drifted:
+            return True
+        found = {**last.found, Fault.BUDGET_DRIFT: last.found[Fault.BUDGET_DRIFT] - 1}
+        drifted = tuple(each for each in last.drifted if each != name)
+        fields = {"last": last.model_copy(update={"found": found, "drifted": drifted}).model_dump_json()}
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # another version wrote it
+            kept = json.loads(report or b"")
+            mended = Counter(kept["mended"], **{Fault.BUDGET_DRIFT.value: 1})
+            findings = [
+                {**each, "mended": True} if each.get("key") == decode(budget) else each for each in kept["findings"]
+            ]
+            kept |= {"mended": mended, "findings": findings, "remaining": kept["remaining"] - 1}
+            fields["report"] = json.dumps(kept)
+        return self._write(fields)
 
     def _read(self, name: str, model: type[ModelT]) -> ModelT | None:
         text = self._client.hget(self._key, name + self._suffix)
@@ -118,3 +151,8 @@ class WalkStore:
                 raise
             return False
         return True
+
+
+def _budget_name(shard: Shard, key: bytes) -> str:
+    """`<scope>:<unit>`"""
+    return decode(key.removeprefix(shard.keys.budget_stem))

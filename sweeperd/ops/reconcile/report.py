@@ -5,7 +5,7 @@ import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
@@ -13,6 +13,7 @@ from sweeperd.document import Argument, CommandDocument, Count, Document, Down, 
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import FarAhead
 from sweeperd.sweep.kind import Budgets, Kind
+from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
 #: Up to how many findings a report holds by default; all are counted.
@@ -51,6 +52,25 @@ _MEANINGS = {
     "--repair-budget",
     Fault.SUM_DRIFT: "counter that differs from the sum over the active hashes",
 }
+
+
+@dataclass
+class Named:
+    """Counts entries and names the first; one that SCAN returns twice may count twice."""
+
+    count: int = 0
+    ids: list[bytes] = field(default_factory=list)
+
+    def add(self, entry: bytes) -> None:
+        if entry in self.ids:
+            return
+        self.count += 1
+        if len(self.ids) < NAMED:
+            self.ids.append(entry)
+
+    def __str__(self) -> str:
+        more = f", and {self.count - len(self.ids)} more" if self.count > len(self.ids) else ""
+        return f"{self.count} ({', '.join(map(decode, self.ids))}{more})"
 
 
 def faults_of(kind: Kind) -> tuple[Fault, ...]:
@@ -98,7 +118,7 @@ class CounterFindingDocument(Document):
     difference: int | None = Field(description="holds minus sum; null if it is not exact.")
     difference_least: int
     difference_most: int
-    mended: Literal[False]
+    mended: bool = Field(description="Whether --repair-budget has repaired it since; only with --last.")
 
 
 FindingDocument = IndexFindingDocument | CounterFindingDocument
@@ -152,6 +172,8 @@ class Tally:
     held: int = 0
     held_because: str = ""
     found: Counter[Fault] = field(default_factory=Counter)
+    #: The first budgets with BUDGET_DRIFT, by key.
+    drifted: list[bytes] = field(default_factory=list)
     #: The first findings.
     findings: list[Finding] = field(default_factory=list)
     #: The evidence of the findings that `mend` can mend, by id, up to MENDABLE.
@@ -160,6 +182,8 @@ class Tally:
     def add(self, finding: Finding) -> None:
         self.found[finding.fault] += 1
         self.findings.append(finding)
+        if finding.fault is Fault.BUDGET_DRIFT:
+            self.drifted.append(finding.subject)
         if finding.fault.mendable:
             self.mendable[finding.subject] = finding.evidence
 
@@ -168,6 +192,7 @@ class Tally:
         for name in ("hashes", "entries", "dismissed", "foreign_expiries", "held"):
             setattr(self, name, getattr(self, name) + getattr(page, name))
         self.foreign_ids += page.foreign_ids[: NAMED - len(self.foreign_ids)]
+        self.drifted += page.drifted[: NAMED - len(self.drifted)]
         self.held_because = self.held_because or page.held_because
         self.found += page.found
         self.findings += page.findings[: max(0, limit - len(self.findings))]
@@ -189,6 +214,11 @@ class WalkedShardDocument(Document):
     )
     counters_closed: Count = Field(validation_alias="closed", description="CLOSED budgets, which are not compared.")
     unreadable: Count = Field(description="Active hashes whose amount, or whose counters, cannot be read.")
+    unreadable_ids: list[Text] = Field(description="The first of their ids.")
+    left_out: Count = Field(
+        description="Dismissed hashes that cannot be read; what they held counts as drift of their budgets."
+    )
+    left_out_ids: list[Text] = Field(description="The first of their ids.")
     dismissed: Count = Field(description="Dismissed from the quarantine, but still holding their amounts.")
     foreign_expiries: Count = Field(description="Reservations that another sweeper expired, without an event.")
     held: Count = Field(
@@ -227,6 +257,10 @@ class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-b
     reserved: int | None = None
     held: int | None = None
     difference: int | None = None
+    unreadable: Count = Field(default=0, description="How many reservations prevent a judgement.")
+    unreadable_ids: list[Text] = Field(default=[], description="The first of their ids.")
+    left_out: Count = Field(default=0, description="Dismissed reservations that cannot be read, and are left out.")
+    left_out_ids: list[Text] = Field(default=[], description="The first of their ids.")
 
 
 @dataclass(kw_only=True)
@@ -236,7 +270,8 @@ class ReconcileReport(Tally):
     counters: int = 0
     unjudged: int = 0
     closed: int = 0
-    unreadable: int = 0
+    unreadable: Named = field(default_factory=Named)
+    left_out: Named = field(default_factory=Named)
     resumed: bool = False
     mended: Counter[Fault] = field(default_factory=Counter)
     far: FarAhead = field(default_factory=FarAhead)
@@ -261,6 +296,10 @@ class ReconcileReport(Tally):
             shard=shard.name,
             address=shard.address,
             kind=self.kind.name,
+            unreadable=self.unreadable.count,
+            unreadable_ids=self.unreadable.ids,
+            left_out=self.left_out.count,
+            left_out_ids=self.left_out.ids,
             far_ahead=self.far.count,
             far_ahead_unit=self.far.unit,
             found={fault.value: self.found[fault] for fault in faults},

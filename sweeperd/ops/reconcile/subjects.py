@@ -34,6 +34,8 @@ WalkProgress = Callable[[WalkStage, int, int], None]
 
 #: The mark of a hash that is not judged, because no entry of its kind was seen alive.
 HELD = Outcome.HELD.value.encode()
+#: The first word of a holding that cannot be read; the second one says that it is left out, because it was dismissed.
+UNREADABLE = (b"unreadable", b"left_out")
 _ORPHANS = Script("ops/reconcile_orphans")
 
 

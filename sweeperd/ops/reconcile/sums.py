@@ -14,11 +14,11 @@ from typing import NamedTuple
 from sweeperd.config.kinds import SumSettings
 from sweeperd.config.templates import Word, parse_word
 from sweeperd.ops.reconcile.counters import Counters
-from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
+from sweeperd.ops.reconcile.report import Fault, Finding, Named, WalkStage
 from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind
 from sweeperd.store.scripts import Script, batches, run_commands
 from sweeperd.sweep.kind import Outcome
-from sweeperd.text import whole
+from sweeperd.text import integer, whole
 
 #: How many walks have to agree on a sum. One walk may see a difference if an entry takes the place of a similar one;
 #: that all of them see the same difference is improbable.
@@ -42,6 +42,7 @@ class SumCounters(Counters):
     """The counters that a configured kind declares in `sums`."""
 
     def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings], script: Script) -> None:
+        super().__init__()
         self._subject = subject
         self._script = script
         self._throttle = subject.throttle
@@ -76,7 +77,7 @@ class SumCounters(Counters):
     def _walk(self, stage: WalkStage, only: Collection[Counted] | None) -> dict[Counted, _Sum]:
         """Adds up all counters, or `only` these."""
         held: dict[Counted, tuple[int, int]] = {}
-        self.unreadable = 0
+        self.unreadable = Named()
         # The values of each counter in this walk.
         values: dict[Counted, set[bytes | None]] = {name: {value} for name, value in self._values(only or ()).items()}
         for _, ids in self._subject.hashes(stage):
@@ -85,7 +86,7 @@ class SumCounters(Counters):
                     self._add(part, held, values)
         wanted = only if only is not None else {**held, **dict.fromkeys(self._declared())}
         return {
-            name: _Sum(_number(value), *held.get(name, (0, 0)), values.get(name, {value}) == {value})
+            name: _Sum(integer(value or b""), *held.get(name, (0, 0)), values.get(name, {value}) == {value})
             for name, value in self._values(wanted).items()
             if value is not None or name in held
         }
@@ -105,7 +106,7 @@ class SumCounters(Counters):
                 if key:
                     values.setdefault(counted, set()).add(value)
                 if active and amount is None:
-                    self.unreadable += 1
+                    self.unreadable.add(entry)
                 elif active and amount is not None:
                     sum_so_far, entries = held.get(counted, (0, 0))
                     held[counted] = sum_so_far + amount, entries + fingerprint(entry, amount, deadline)
@@ -146,10 +147,3 @@ def fingerprint(entry: bytes, amount: int, deadline: bytes) -> int:
     """
     digest = hashlib.blake2b(b"%d %d %b %b" % (amount, len(deadline), deadline, entry), digest_size=8).digest()
     return int.from_bytes(digest, "big")
-
-
-def _number(value: bytes | None) -> int | None:
-    if value is None:
-        return None
-    number = whole(value.removeprefix(b"-"))
-    return -number if number is not None and value.startswith(b"-") else number

@@ -158,7 +158,8 @@ class _Walk:
             raise
         report.merge(drifts, self._limit)
         report.counters, report.unjudged = self._counters.count, self._counters.unjudged
-        report.closed, report.unreadable = self._counters.closed, self._counters.unreadable
+        report.closed = self._counters.closed
+        report.unreadable, report.left_out = self._counters.unreadable, self._counters.left_out
         report.far = read_far_ahead(self._subject.shard, self._subject.kind)
         report.duration_seconds = time.monotonic() - self._began
         return report

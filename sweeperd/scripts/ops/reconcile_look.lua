@@ -15,6 +15,8 @@
 --   {}                                             nothing, or no holdings were requested
 --   {'unreadable', unit, scope, ...}               ACTIVE with a malformed amount
 --   {'unreadable'}                                 the same, with a malformed unit or malformed scopes
+--   {'left_out', ...}                              as `unreadable`, but an operator dismissed the reservation; a key
+--                                                  that is not a hash counts as such in neither index nor quarantine
 --   {from, until, amount, unit, scope, scope, ...} from: ms when the holding began, '' if unknown; until: ms when it
 --                                                  ended, '' if it still holds, '?' if unknown. An end in the future
 --                                                  comes from a clock that was set back since
@@ -59,7 +61,7 @@ local function retention(key, row)
   return left >= 0 and clock.now - ended + left or math.huge
 end
 
-local function holding(row)
+local function holding(row, dismissed)
   local ending = held_until(row)
   if not ending then
     return {}
@@ -72,7 +74,8 @@ local function holding(row)
     if row[1] ~= 'ACTIVE' then
       return {}
     end
-    return scopes and {'unreadable', row[6], unpack(scopes)} or {'unreadable'}
+    local word = dismissed and 'left_out' or 'unreadable'
+    return scopes and {word, row[6], unpack(scopes)} or {word}
   end
   local began = clock.whole(row[4])
   -- This server's clock did not write a time in the future, or one after the end.
@@ -82,6 +85,10 @@ local function holding(row)
     held[i + 4] = scopes[i]
   end
   return held
+end
+
+local function is_listed(id)
+  return redis.call('ZSCORE', KEYS[1], id) or redis.call('ZSCORE', KEYS[2], id)
 end
 
 -- The mark, as above; nil if there is none.
@@ -100,7 +107,11 @@ for i = 3, #KEYS do
   local held = {}
   if since then
     shortest = row and math.min(shortest, retention(KEYS[i], row)) or shortest
-    held = row and holding(row) or (wrong_type and {'unreadable'}) or {}
+    if wrong_type then
+      held = {is_listed(ARGV[i]) and 'unreadable' or 'left_out'}
+    elseif row then
+      held = holding(row, seen == 'dismissed')
+    end
   end
   found[i - 2] = (seen or #held > 0) and {seen or '', held} or 0
 end

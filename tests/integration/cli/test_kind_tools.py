@@ -302,7 +302,7 @@ def test_status_names_the_kind_with_findings(kinds: Kinds) -> None:
     assert rows["lock"]["found"]["lost"] == 1
     told = kinds.run("status").err
     assert "the last walk over lock, " in told
-    assert "found 1 lost; see `sweeperd reconcile --last --kind lock`" in told
+    assert "found 1 lost; see `sweeperd reconcile --repair --kind lock`" in told
     assert "over seat-hold" not in told
 
 

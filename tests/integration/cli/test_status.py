@@ -31,7 +31,11 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.zadd("sweeperd:quarantine", {"x": 1})
     ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
     assert ran.code == 0
-    assert [line.split(": ")[2] for line in ran.err.splitlines()] == ["no process sweeps", "no process delivers"]
+    assert [line.split(": ")[2] for line in ran.err.splitlines()] == [
+        "no process sweeps",
+        "no process delivers",
+        "no walk has run yet over reservations; see `sweeperd reconcile`",
+    ]
     (row,) = ran.rows
     assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")
     assert row["memory"].endswith(" MiB")

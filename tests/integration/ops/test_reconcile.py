@@ -107,7 +107,7 @@ def test_all_that_is_planted_is_found_and_nothing_else(shard: Shard) -> None:
     report = walk(shard)
     assert found(report) == planted
     assert report.found == {Fault.LOST: 50, Fault.WRONG_SCORE: 3, Fault.ORPHAN: 2, Fault.BUDGET_DRIFT: 2}
-    assert (report.hashes, report.counters, report.unjudged, report.unreadable) == (113, 2, 0, 0)
+    assert (report.hashes, report.counters, report.unjudged, report.unreadable.count) == (113, 2, 0, 0)
     assert report.remaining == 57
     drifts = {f.subject: (f.found, f.expected, f.bounds) for f in report.findings if f.fault is Fault.BUDGET_DRIFT}
     assert drifts == {
@@ -305,7 +305,7 @@ def test_what_cannot_be_read_is_no_drift_that_is_hidden(shard: Shard) -> None:
     reserve(shard.client, ["right", "broken", "stateless"], overdue_by=LATER)
     shard.client.hset("reservation:res_broken", "estimate_amount", "five")
     report = walk(shard)
-    assert (report.unreadable, report.unjudged, found(report)) == (1, 2, set())
+    assert (report.unreadable.ids, report.unjudged, found(report)) == ([b"broken"], 2, set())
     # Less is reserved than the readable ones hold for certain.
     shard.client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", -6)
     assert found(walk(shard)) == {("budget_drift", f"budget:{SCOPES[0]}:TOKENS")}
@@ -314,7 +314,7 @@ def test_what_cannot_be_read_is_no_drift_that_is_hidden(shard: Shard) -> None:
     shard.client.hset("reservation:res_broken", "estimate_amount", "5")
     shard.client.hset("reservation:res_stateless", "state", "BROKEN")
     report = walk(shard)
-    assert (found(report), report.unjudged, report.unreadable) == (set(), 2, 0)
+    assert (found(report), report.unjudged, report.unreadable.count) == (set(), 2, 0)
 
 
 def test_without_a_time_of_its_beginning_nothing_is_judged(shard: Shard) -> None:
@@ -438,7 +438,7 @@ def test_hostile_names_pass(shard: Shard) -> None:
     report = walk(shard, repair=True)
     assert {finding.subject for finding in report.findings} == set(names)
     assert set(shard.client.zrange(INDEX, 0, -1)) == set(names)
-    assert report.unreadable == 0
+    assert report.unreadable.count == 0
 
 
 def test_what_is_found_is_counted_and_only_the_first_are_kept(shard: Shard) -> None:

@@ -11,8 +11,7 @@ from sweeperd.config import Settings
 from sweeperd.context import ShardContext, Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile.last_walk import WalkStore
-from sweeperd.runtime import reconciler as module
+from sweeperd.ops.reconcile.last_walk import KEPT, WalkStore
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard, open_shards
@@ -73,7 +72,7 @@ def test_it_tells_what_it_finds_and_mends_nothing(
     assert last is not None
     assert now - 60 < last <= now
     told = [record for record in caplog.records if record.message == "reconcile found a fault"]
-    assert len(told) == module.KEPT
+    assert len(told) == KEPT
     assert all(record.levelno == logging.WARNING for record in told)
     (summary,) = [record for record in caplog.records if record.message == "reconciled"]
     assert (summary.levelno, vars(summary)["findings"]) == (logging.WARNING, 27)

@@ -84,5 +84,5 @@ def test_findings_of_a_walk_name_the_kind() -> None:
     status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
     (found,) = shard_advice(status, ("--shard", "eu"))
     on = "--kind seat-hold --shard eu"
-    assert found.commands == (f"sweeperd reconcile --last {on}", f"sweeperd reconcile --repair {on}")
+    assert found.commands == (f"sweeperd reconcile --repair {on}", f"sweeperd reconcile --last {on}")
     assert (found.runbook, "2 lost" in found.text) == ("sweeperdreconcilefindings", True)

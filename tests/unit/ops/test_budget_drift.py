@@ -78,7 +78,7 @@ def test_a_budget_that_is_gone_or_unreadable_is_not_judged() -> None:
     holdings.reserved(1002, [(KEY, b"?"), (b"budget:gone:TOKENS", b"")])
     assert holdings.differences() == {KEY: None}
     holdings.held(b"id", [b"unreadable"])
-    assert holdings.unreadable == 1
+    assert holdings.unreadable.ids == [b"id"]
 
 
 def test_two_walks_have_to_meet() -> None:

@@ -32,7 +32,7 @@ from sweeperd.outbox import (
     GroupBacklog,
     Outbox,
     Replication,
-    read_backlog,
+    read_backlogs,
 )
 from sweeperd.outbox.replays import ReplayNote, ReplaySubscription
 from sweeperd.store import streams
@@ -74,7 +74,7 @@ class Dispatcher:
         #: Endpoint -> what was last said about different filters.
         self._different = dict[str, str]()
         self._outbox = Outbox(shard, consumer, replication, announcements, self._groups, context.timing, self._filters)
-        self._backlogs = BacklogMemory()
+        self._memory = BacklogMemory()
         self._room = Room(context.concurrency)
         self._engine = Engine(context, self._outbox, self._room)
         self._ready = False
@@ -234,16 +234,15 @@ class Dispatcher:
         with self._shard.reaching():
             groups = [*self._lanes, *self._replays.groups()]
             self._trim(groups)
-            for name, lane in self._lanes.items():
+            for (name, lane), backlog in zip(self._lanes.items(), self._backlogs(), strict=True):
                 self._compare_filters(name)
-                if backlog := self._backlog(lane):
+                if backlog:
                     waiting = backlog.events, backlog.oldest_seconds
                     self._metrics.webhooks.waiting(self._shard.name, name, *waiting)
                 self._metrics.webhooks.endpoint_state(self._shard.name, name, lane.condition)
                 if name == RELAY.name:
                     self._measure_brake(lane)
-            for group in groups:
-                self._groups.remove_silent(group)
+            self._groups.remove_silent(*groups)
             self._circuits.remove_stale()
 
     def _compare_filters(self, endpoint: str) -> None:
@@ -284,9 +283,8 @@ class Dispatcher:
         with self._shard.reaching():
             counts += self._replays.counts()
             counts["undelivered"] += self._replays.left()
-            for lane in self.lanes:
+            for lane, backlog in zip(self.lanes, self._backlogs(to_the_end=True), strict=True):
                 counts += lane.counts()
-                backlog = self._backlog(lane, to_the_end=True)
                 counts["undelivered"] += backlog.events if backlog else 0
         return DeliveryReport(counts["delivered"], counts["undelivered"], counts["dead_lettered"])
 
@@ -359,10 +357,12 @@ class Dispatcher:
                 lane.publisher.remove()
             self._leaving.remove(lane)
 
-    def _backlog(self, lane: Lane, *, to_the_end: bool = False) -> GroupBacklog | None:
-        group = streams.groups(self._shard.client, self._shard.keys.events).get(lane.group.encode())
-        subscription, now_ms, memory = lane.subscription, self._shard.clock.now_ms(), self._backlogs
-        return read_backlog(self._shard, group, subscription, now_ms, to_the_end=to_the_end, memory=memory)
+    def _backlogs(self, *, to_the_end: bool = False) -> list[GroupBacklog | None]:
+        """The backlogs of all lanes. Raises redis.RedisError."""
+        found = streams.groups(self._shard.client, self._shard.keys.events)
+        groups = [(found.get(lane.group.encode()), lane.subscription) for lane in self.lanes]
+        now_ms = self._shard.clock.now_ms()
+        return read_backlogs(self._shard, groups, now_ms, to_the_end=to_the_end, memory=self._memory)
 
     def _observer(self, endpoint: str) -> Callable[[DeliveryResult], None]:
         attempts = {result: self._metrics.webhooks.attempts.labels(endpoint, result) for result in Result}

@@ -14,7 +14,7 @@ from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox.filters import RELEASED
 from sweeperd.store import streams
 from sweeperd.store.errors import is_missing_group, is_missing_key
-from sweeperd.store.scripts import Call, Script, batches
+from sweeperd.store.scripts import Call, Script, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import FIRST, START, StreamId, StreamRow, after, milliseconds
 from sweeperd.text import decode
@@ -227,21 +227,24 @@ class ConsumerGroups:
                 return False
             raise
 
-    def remove_silent(self, group: str) -> int:
+    def remove_silent(self, *groups: str) -> int:
         """Remove the consumers of dead processes that have no pending events. Returns how many."""
-        try:
-            consumers = self._client.xinfo_consumers(self._key, group)
-        except redis.ResponseError as error:
-            if is_missing_group(error) or is_missing_key(error):
-                return 0
-            raise
-        return sum(
-            self.leave(group, consumer["name"])
-            for consumer in consumers
-            if consumer["name"] not in (PARKED, PARKED_ALONE, self._consumer)
-            and consumer["pending"] == 0
-            and consumer["idle"] > self._timing.take_over_after * 1000
-        )
+        removed = 0
+        for some in batches(groups, GROUPS_COUNT):
+            replies = run_commands(self._client, (("XINFO CONSUMERS", self._key, group) for group in some))
+            for group, consumers in zip(some, replies, strict=True):
+                if isinstance(consumers, redis.ResponseError):
+                    if is_missing_group(consumers) or is_missing_key(consumers):
+                        continue
+                    raise consumers
+                removed += sum(
+                    self.leave(group, consumer["name"])
+                    for consumer in consumers
+                    if consumer["name"] not in (PARKED, PARKED_ALONE, self._consumer)
+                    and consumer["pending"] == 0
+                    and consumer["idle"] > self._timing.take_over_after * 1000
+                )
+        return removed
 
     def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
         """The arguments of keep_groups.lua for each group."""

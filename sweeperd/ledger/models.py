@@ -3,7 +3,7 @@
 import hashlib
 import json
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from datetime import timedelta
 from enum import StrEnum
@@ -25,6 +25,8 @@ MAX_EXTENSIONS = 2**53
 LEAST_RETENTION = 3_600_000
 #: The most scopes of one operation, which bounds the run time of a script.
 MAX_SCOPES = 256
+#: The most thresholds of a budget, and the greatest, %.
+MAX_THRESHOLDS, MAX_THRESHOLD = 32, 1000
 
 
 class OveragePolicy(StrEnum):
@@ -286,6 +288,14 @@ def scope_list(scopes: Sequence[Name]) -> list[bytes]:
     if not 0 < len(scopes) <= MAX_SCOPES:
         raise ValueError(f"scopes must be 1 to {MAX_SCOPES}, not {len(scopes)}")
     return [name("scope", scope) for scope in scopes]
+
+
+def thresholds(percentages: Iterable[int]) -> bytes:
+    """Percentages as text, ascending and each once. Raises TypeError, ValueError."""
+    found = sorted({operator.index(value) for value in percentages})
+    if len(found) > MAX_THRESHOLDS or not all(0 < value <= MAX_THRESHOLD for value in found):
+        raise ValueError(f"thresholds must be up to {MAX_THRESHOLDS} percentages from 1 to {MAX_THRESHOLD}: {found}")
+    return b",".join(b"%d" % value for value in found)
 
 
 def amount(what: str, value: int) -> bytes:

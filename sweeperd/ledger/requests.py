@@ -1,7 +1,7 @@
 """Builds the script call of each ledger operation, with the parser of its reply."""
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -60,22 +60,31 @@ class Requests:
         self._cycles = cycles
         self._new_id = new_id
 
-    def open_budget(self, scope: Name, unit: Name, allocated: int, overdraft_limit: int = 0) -> Request[Balance]:
-        """Open a budget with nothing spent. Raises BudgetExists, OpenedByCycles, RedisFull."""
+    def open_budget(
+        self,
+        scope: Name,
+        unit: Name,
+        allocated: int,
+        overdraft_limit: int = 0,
+        *,
+        thresholds: Iterable[int] | None = None,
+    ) -> Request[Balance]:
+        """
+        Open a budget with nothing spent. `thresholds` are percentages of utilization, whole numbers from 1 to 1000, up
+        to 32 of them: whenever a change crosses one, an event `budget.threshold_crossed` is added to the stream.
+
+        If the budget exists and `thresholds` is given, the call replaces its thresholds (an empty sequence removes
+        them), changes nothing else, and returns the budget as it is. Otherwise it raises BudgetExists.
+
+        Raises BudgetExists, InvalidBudget, OpenedByCycles, RedisFull.
+        """
         if self._cycles:
             raise OpenedByCycles
         budget = models.name("scope", scope), models.name("unit", unit)
         amounts = models.amount("allocated", allocated), models.amount("overdraft_limit", overdraft_limit)
-        whole, limit = map(int, amounts)
-        names = models.text(budget[0]), models.text(budget[1])
-        opened = Balance(*names, whole, whole, 0, 0, 0, limit, is_over_limit=False, status="ACTIVE")
-
-        def answer(reply: Any) -> Balance:
-            _accepted(reply)
-            return opened
-
-        arguments = [models.request_hash("open_budget", *budget, *amounts), *budget, *amounts]
-        return Request("open_budget", Call([self._keys.budget(*budget)], arguments), answer)
+        request = [*budget, *amounts, *([] if thresholds is None else [models.thresholds(thresholds)])]
+        call = Call([self._keys.budget(*budget)], [models.request_hash("open_budget", *request), *request])
+        return Request("open_budget", call, _json(lambda answer: answer.balances[0]))
 
     def budget(self, scope: Name, unit: Name) -> Request[Balance]:
         """Read a budget. Raises NoBudget, InvalidBudget."""
@@ -148,6 +157,7 @@ class Requests:
             self._keys.reservation_index,
             self._keys.idempotency(tenant, "reserve", key),
             self._keys.tenant(tenant),
+            self._keys.events,
             *(self._keys.budget(scope, unit) for scope in levels),
             *beside,
         ]
@@ -243,14 +253,22 @@ class Requests:
         """
         tenant, unit = models.name("tenant", tenant), models.name("unit", unit)
         key, levels = models.name("idempotency_key", idempotency_key), models.scope_list(scopes)
-        request = [unit, models.amount("amount", amount), OveragePolicy(overage_policy).encode(), *levels]
+        request = [unit, models.amount("amount", amount), OveragePolicy(overage_policy).encode()]
         keys = [
             self._keys.idempotency(tenant, "event", key),
             self._keys.tenant(tenant),
+            self._keys.events,
             *(self._keys.budget(scope, unit) for scope in levels),
             *self._records(tenant, b"event", key),
         ]
-        arguments = [models.request_hash("event", tenant, key, *request), self._keys.budget_stem, *request]
+        arguments = [
+            models.request_hash("event", tenant, key, *request, *levels),
+            self._keys.budget_stem,
+            *request,
+            tenant,
+            key,
+            *levels,
+        ]
         return Request("event", Call(keys, arguments), _json(lambda answer: answer.result(Debited)))
 
     def _change(
@@ -271,9 +289,10 @@ class Requests:
             self._keys.reservation_index,
             self._keys.idempotency(tenant, "event" if settles else script, key),
             self._keys.tenant(tenant),
+            self._keys.events,
         ]
         if settles:
-            keys += [self._keys.events, *self._records(tenant, b"event", key)]
+            keys += self._records(tenant, b"event", key)
         elif script == "extend":
             keys += self._records(tenant, b"extend:" + reservation_id, key)
         arguments = [

@@ -217,7 +217,7 @@ def ledger_grants(keys: Keys) -> list[Grant]:
         granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
         granted(Duty.LEDGER, keys.budget_stem + ANY, "EVAL EVALSHA EXISTS HMGET HSET"),
         granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
-        granted(Duty.LEDGER, keys.events, "EVAL EVALSHA XADD"),
+        granted(Duty.LEDGER, keys.events, "EVAL EVALSHA XADD XINFO|STREAM"),
         granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
         granted(Duty.LEDGER, b"", "TIME"),
         granted(Duty.CYCLES_LEDGER, keys.idempotency_stem + ANY, "EXISTS"),

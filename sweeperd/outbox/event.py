@@ -1,5 +1,6 @@
 """Encodes the events of the outbox as the bodies of webhooks."""
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -11,7 +12,7 @@ import orjson
 
 from sweeperd.config import Format
 from sweeperd.store.streams import milliseconds
-from sweeperd.text import decode, decode_list, timestamp, whole
+from sweeperd.text import decode, decode_list, strings, timestamp, whole
 
 #: The type of an event without the field `type`.
 EVENT_TYPE = "reservation.expired"
@@ -31,6 +32,8 @@ BALANCES = b"balances"
 #: In the replay of a dead letter, the only endpoint to receive the event. Such an entry is not an expiry.
 ONLY_FOR = b"only_for"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode
+#: Bytes that are not UTF-8, as `surrogateescape` decodes them.
+_INVALID = re.compile("[\udc80-\udcff]")
 #: The only ASCII character that the standard library escapes and orjson does not.
 _DELETE = b"\x7f"
 #: Matches a trace id of OpenTelemetry.
@@ -183,8 +186,9 @@ def category(fields: Fields) -> str:
 
 def _data(fields: Fields) -> dict[str, Any]:
     if b"data" in fields:  # an operational event
+        text = fields[b"data"].decode("utf-8", "surrogateescape")
         try:
-            data = json.loads(fields[b"data"])
+            data = json.loads(_INVALID.sub(lambda byte: rf"\\x{ord(byte[0]) - 0xDC00:02x}", text))
         except ValueError:
             data = None
         return data if isinstance(data, dict) else {}
@@ -253,6 +257,13 @@ def trace_id(fields: Fields) -> str:
     """The trace id of the tick that produced the event; empty if missing or malformed."""
     found = fields.get(b"trace_id", b"")
     return found.decode() if _is_trace_id(found) else ""
+
+
+def scopes(fields: Fields) -> tuple[bytes, ...]:
+    """The scopes of an event. One about several budgets has the scope of each."""
+    with contextlib.suppress(ValueError):
+        return fields.get(b"scope", b""), *strings(fields.get(b"scopes", b"[]"))
+    return (fields.get(b"scope", b""),)
 
 
 def _text(fields: Fields, name: bytes) -> str | None:

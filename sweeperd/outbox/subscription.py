@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from sweeperd.config import EndpointSettings, Start
-from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry
+from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry, scopes
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode
 
@@ -39,7 +39,7 @@ class EventFilter:
         return (
             (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
             and self._wants_type(fields)
-            and (self._scopes is None or self._wants_scope(fields.get(b"scope", b"")))
+            and (self._scopes is None or any(map(self._wants_scope, scopes(fields))))
         )
 
     def _wants_type(self, fields: Fields) -> bool:

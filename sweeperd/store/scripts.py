@@ -64,12 +64,19 @@ def _expand(text: str, present: set[str], read: Callable[[str], str]) -> str:
 
     An indented include is scoped to its block: after the block, the file is no longer present.
     """
+    block, indent, end = set[str](), "", 0
 
     def included(line: re.Match[str]) -> str:
+        nonlocal block, indent, end
         other = line[2] if "/" in line[2] else f"{INCLUDE}/{line[2]}"
-        if other in present:
+        known = present
+        if line[1]:
+            left = re.search(rf"^(?!{line[1]}|$)", text[end : line.start()], re.MULTILINE)
+            if left or line[1] != indent:
+                block = set(present)
+            known, indent, end = block, line[1], line.end()
+        if other in known:
             return ""
-        known = present if not line[1] else set(present)
         known.add(other)
         return _expand(read(other), known, read)
 

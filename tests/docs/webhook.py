@@ -69,6 +69,23 @@ class ExpiryRateSpike(Document):
     sample_count: Count
 
 
+class Crossing(Document):
+    """One threshold of one budget, and the budget after the change."""
+
+    scope: str
+    unit: str
+    threshold: float = Field(ge=0.01, le=10, description="A fraction of allocated.")
+    direction: Literal["rising", "falling"]
+    utilization: float = Field(description="(allocated - remaining) / allocated, rounded down to 4 decimals.")
+    allocated: Amount
+    remaining: Int64
+
+
+class ThresholdCrossed(Document):
+    operation: Literal["reserve", "commit", "release", "settle", "event", "expire", "repair"]
+    crossings: Annotated[list[Crossing], Field(min_length=1)]
+
+
 class WebhookDisabled(Document):
     subscription_id: str
     tenant_id: str
@@ -89,6 +106,7 @@ class System(Document):
 EVENTS: dict[str, tuple[str, type[Document]]] = {
     "reservation.expired": ("reservation", ReservationExpired),
     "reservation.expiry_rate_spike": ("reservation", ExpiryRateSpike),
+    "budget.threshold_crossed": ("budget", ThresholdCrossed),
     "webhook.disabled": ("webhook", WebhookDisabled),
     "system.webhook_delivery_failed": ("system", System),
     "system.webhook_test": ("system", System),

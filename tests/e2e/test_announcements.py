@@ -5,6 +5,7 @@ fits the schema.
 
 import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,14 @@ import jsonschema
 import pytest
 import redis
 
+from sweeperd.ledger import Ledger
 from tests.support.harness import daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "webhook.schema.json").read_text())
 SPIKE, DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
-FAILED = "system.webhook_delivery_failed"
+FAILED, CROSSED = "system.webhook_delivery_failed", "budget.threshold_crossed"
 
 
 @pytest.fixture
@@ -103,6 +105,37 @@ def test_nothing_is_made_where_no_endpoint_names_it(server: Server, client: redi
         once(env)
     assert client.xlen("sweeperd:events") == 2
     assert not client.exists("sweeperd:rates")
+
+
+def test_a_crossed_threshold_reaches_the_endpoint_that_names_it(
+    server: Server, client: redis.Redis, operator: Receiver, tmp_path: Path
+) -> None:
+    """The ledger crosses it, and the sweep crosses it back."""
+    with Receiver() as plain, Ledger.from_url(server.url) as ledger:
+        ledger.open_budget("acme", "TOKENS", 1000, thresholds=(80, 100))
+        held = ledger.reserve("acme", ["acme"], "TOKENS", 1000, ttl=timedelta(milliseconds=1), idempotency_key="a")
+        endpoints = [
+            {"name": "operator", "url": operator.url, "events": [CROSSED], "scopes": ["acme"], "start": "beginning"},
+            {"name": "elsewhere", "url": plain.url, "events": [CROSSED], "scopes": ["other"], "start": "beginning"},
+            {"name": "plain", "url": plain.url, "start": "beginning"},
+        ]
+        env = environment(server.url, endpoints=endpoints, sweep__interval="100ms")
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: len(received(operator)) == 2, limit=30)
+            eventually(lambda: plain.requests)
+            assert running.terminate() == 0
+    rising, falling = sorted(received(operator), key=lambda event: str(event["timestamp"]))
+    expected = {"scope": "acme", "unit": "TOKENS", "allocated": 1000}
+    for event, operation, change in (
+        (rising, "reserve", {"direction": "rising", "utilization": 1, "remaining": 0}),
+        (falling, "expire", {"direction": "falling", "utilization": 0, "remaining": 1000}),
+    ):
+        assert event["event_type"] == CROSSED
+        assert event["data"] == {
+            "operation": operation,
+            "crossings": [expected | change | {"threshold": threshold} for threshold in (0.8, 1)],
+        }
+    assert [event["data"]["reservation_id"] for event in received(plain)] == [held.reservation_id]
 
 
 def test_a_spike_reaches_the_endpoint_that_names_it(

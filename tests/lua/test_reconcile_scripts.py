@@ -262,10 +262,11 @@ def test_a_budget_is_repaired_or_stays_as_it_is(
     before = world.snapshot()
     lease = world.keys.lease("repair-budget")
     client.set(lease, "mine")
-    assert Script("ops/repair_budget").run(client, Call([key, lease], [sign, amount, "mine"])) == outcome
+    call = Call([key, lease, world.keys.events], [sign, amount, "mine", world.keys.budget_stem])
+    assert Script("ops/repair_budget").run(client, call) == outcome
     # The same call again: the lease has ended with the repair.
     again = b"LEASE_LOST" if outcome == b"repaired" else outcome
-    assert Script("ops/repair_budget").run(client, Call([key, lease], [sign, amount, "mine"])) == again
+    assert Script("ops/repair_budget").run(client, call) == again
     client.delete(lease)
     if isinstance(budget, dict) and outcome == b"repaired":
         moved = -amount if sign == "+" else amount
@@ -281,5 +282,6 @@ def test_without_the_lease_no_budget_is_repaired(world: World, token: str | None
     if token:
         client.set(lease, token)
     before = world.snapshot()
-    assert Script("ops/repair_budget").run(client, Call([key, lease], ["+", 5, "mine"])) == b"LEASE_LOST"
+    call = Call([key, lease, world.keys.events], ["+", 5, "mine", world.keys.budget_stem])
+    assert Script("ops/repair_budget").run(client, call) == b"LEASE_LOST"
     assert world.snapshot() == before

@@ -75,7 +75,7 @@ CASES = {
         [INDEX, QUARANTINE, b"reservation:res_late"], ["late", f"lost:{LATER}", "", 0, 0], "zrem zadd hdel pexpire"
     ),
     "ops/record_action": Case([ACTIONS, COUNTS], [100, "me", "requeue", "r1", 1, ""], "xadd xtrim hset", (ACTIONS,)),
-    "ops/repair_budget": Case([BUDGET, LEASE], ["+", 5, "token"], "del hset"),
+    "ops/repair_budget": Case([BUDGET, LEASE, EVENTS], ["+", 5, "token", "budget:"], "del hset xadd xinfo", (EVENTS,)),
     "ops/replay": Case([EVENTS, DEAD], ["3-1"], "xadd xdel", (EVENTS,)),
     "ops/requeue": Case([ROW, INDEX, QUARANTINE], ["r1", "expires_at"], "zrem hdel zadd"),
     "sweep/expiry_rates": Case(
@@ -105,7 +105,7 @@ def fill(client: redis.Redis) -> None:
     client.pexpire("reservation:res_late", 60_000)
     client.zadd(INDEX, {"other": NOW})
     client.zadd(QUARANTINE, {"r1": 1})
-    client.hset(BUDGET, mapping={"reserved": 10, "remaining": 0})
+    client.hset(BUDGET, mapping={"reserved": 10, "remaining": 0, "allocated": 10, "thresholds": "100"})
     client.set(LEASE, "token")
 
 

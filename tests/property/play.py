@@ -31,6 +31,7 @@ PATHS = (
     ("tenant:t", "tenant:t/a", "tenant:t/a/unbudgeted"),
     ("tenant:t/b", "tenant:t/b"),
 )
+THRESHOLDS = (20, 80, 100, 130)
 SLOTS = 3
 #: ms.
 LONGEST_WAIT, LONGEST_GRACE = 20, 10
@@ -92,7 +93,7 @@ class World:
         self.shard = Shard(RedisSettings.model_validate({"url": server.url}))
         self.ledger = blocking(lambda: AsyncLedger(self.shard)) if asynchronous else Ledger(self.shard)
         for scope, (allocated, overdraft_limit) in BUDGETS.items():
-            self.ledger.open_budget(scope, UNIT, allocated, overdraft_limit)
+            self.ledger.open_budget(scope, UNIT, allocated, overdraft_limit, thresholds=THRESHOLDS)
         self.slots: list[bytes] = [b"none"] * SLOTS
         self.expired = 0
         settings = SweepSettings.model_validate({"batch_size": 3, "pipeline_depth": 2})

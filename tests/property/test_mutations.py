@@ -36,8 +36,8 @@ MUTATIONS = {
     ),
     "a change reaches the first budget alone": (
         Property.HELD,
-        "function budgets.write(each)",
-        "function budgets.write(each) each = {each[1]}",
+        "function budgets.write(each, announced)",
+        "function budgets.write(each, announced) each = {each[1]}",
     ),
     "an ending under the bare id": (
         Property.EXPLAINED,
@@ -76,6 +76,8 @@ MUTATIONS = {
         "if type(added) ~= 'table' then",
         "redis.call('XDEL', stream, added)\n  if type(added) ~= 'table' then",
     ),
+    "a crossed threshold is not announced": (Property.ANNOUNCED, "if announced then", "if false then"),
+    "a threshold is reached one unit late": (Property.ANNOUNCED, "and used_low >= low", "and used_low > low"),
     "grace does not end": (
         Property.ENDED,
         "return at <= expires_at + grace and 'in_grace'",

@@ -5,10 +5,12 @@ What must hold for ledger and sweeper together after any operations: checked on 
 """
 
 import enum
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, cast
 
 import redis
@@ -19,6 +21,7 @@ from tests.support.streams import entries
 
 Row = Mapping[bytes, bytes]
 
+THRESHOLD_CROSSED = b"budget.threshold_crossed"
 #: State -> the field that says when it was reached.
 ENDINGS = {b"COMMITTED": b"committed_at", b"RELEASED": b"released_at", b"EXPIRED": b"expired_at"}
 
@@ -34,6 +37,7 @@ class Property(enum.StrEnum):
     ONE_ENDING = "no reservation has two endings"
     INDEXED = "every ACTIVE hash is in the index, every index entry has its hash"
     TOLD_ONCE = "exactly one event for each EXPIRED, none for others"
+    ANNOUNCED = "each crossing of a threshold is announced once, with what the budget then has"
     ENDED = "after TTL, grace and a sweep nothing is ACTIVE"
 
 
@@ -65,7 +69,19 @@ class Books:
     @property
     def told(self) -> tuple[bytes, ...]:
         """The reservation of each expiry's event, in order."""
-        return tuple(fields[b"id"] for fields in self.events if ONLY_FOR not in fields)
+        return tuple(
+            fields[b"id"]
+            for fields in self.events
+            if ONLY_FOR not in fields and fields.get(b"type") != THRESHOLD_CROSSED
+        )
+
+    @property
+    def announced(self) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+        """Operation and crossings of each event about thresholds, in order."""
+        for fields in self.events:
+            if fields.get(b"type") == THRESHOLD_CROSSED and ONLY_FOR not in fields:
+                data = json.loads(fields[b"data"])
+                yield data["operation"], data["crossings"]
 
     @property
     def replayed(self) -> tuple[Row, ...]:
@@ -216,6 +232,26 @@ def _told_once(books: Books) -> object:
     return [row for row in books.replayed if row not in books.events]
 
 
+def _announced(books: Books) -> object:
+    """From the opening of a budget on, each threshold was crossed up and down in turn, and is now where it was last."""
+    reached: dict[tuple[bytes, Fraction], bool] = {}
+    for crossing in itertools.chain.from_iterable(crossings for _, crossings in books.announced):
+        key = books.keys.budget(crossing["scope"].encode(), crossing["unit"].encode())
+        threshold, allocated = Fraction(str(crossing["threshold"])), crossing["allocated"]
+        rising = crossing["direction"] == "rising"
+        used = Fraction(allocated - crossing["remaining"], allocated)
+        if (used >= threshold) is not rising or reached.get((key, threshold), False) is rising:
+            return crossing
+        reached[key, threshold] = rising
+    for key, row in books.budgets.items():
+        for text in row.get(b"thresholds", b"").split(b",") if row.get(b"thresholds") else ():
+            threshold, allocated = Fraction(int(text), 100), _number(row, b"allocated")
+            now = allocated - _number(row, b"remaining") >= threshold * allocated
+            if reached.pop((key, threshold), False) is not now:
+                return key, threshold, row
+    return reached
+
+
 def _ended(books: Books) -> object:
     return [entry for entry, row in books.reservations.items() if row[b"state"] == b"ACTIVE"]
 
@@ -229,6 +265,7 @@ _CHECKS: Mapping[Property, Callable[[Books], object]] = {
     Property.ONE_ENDING: _one_ending,
     Property.INDEXED: _indexed,
     Property.TOLD_ONCE: _told_once,
+    Property.ANNOUNCED: _announced,
     Property.ENDED: _ended,
 }
 #: What holds at any time at which no client is writing.

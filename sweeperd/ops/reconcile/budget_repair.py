@@ -38,7 +38,8 @@ def repair_budget(
                 return judged
             if agreed is not None and found.least != agreed.least:
                 return BudgetRepair(f"the drift is now {found.least}, it was {agreed.least}: run it again", found)
-            args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token]
-            reply = Script("ops/repair_budget").run(shard.client, Call([budget, shard.keys.lease(LEASE_JOB)], args))
+            keys = [budget, shard.keys.lease(LEASE_JOB), shard.keys.events]
+            args = ["-" if found.least < 0 else "+", str(abs(found.least)), lease.token, shard.keys.budget_stem]
+            reply = Script("ops/repair_budget").run(shard.client, Call(keys, args))
             result = reply.decode()
             return replace(judged, result=LEASE_LOST if result == "LEASE_LOST" else result)

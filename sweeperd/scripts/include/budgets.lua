@@ -11,7 +11,7 @@ local budgets = {}
 do
   local function budget_of(key, scope)
     local row = redis.pcall('HMGET', key, 'allocated', 'remaining', 'reserved', 'spent', 'debt', 'overdraft_limit',
-      'is_over_limit', 'status')
+      'is_over_limit', 'status', 'thresholds')
     if row.err then
       if string.find(row.err, 'WRONGTYPE', 1, true) then
         return nil, {'refused', 'INVALID_BUDGET', scope}
@@ -28,7 +28,7 @@ do
     end
     return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],
       spent = row[4], debt = row[5], overdraft_limit = row[6], over = row[7] == 'true' or row[7] == '1',
-      status = row[8] or ''}
+      status = row[8] or '', before = row[2], thresholds = row[9]}
   end
 
   -- Reads the budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The
@@ -129,19 +129,32 @@ do
     end
   end
 
-  -- The error if the user may not write one of these budgets. Read-only.
-  function budgets.no_right(each)
+  -- The error if the user may not write one of these budgets, or not announce that they cross a threshold. Else nil;
+  -- and if they cross one, the announcement for budgets.write. The further arguments are those of thresholds.event.
+  -- Read-only.
+  function budgets.no_right(each, outbox, ...)
+    local watched
     for i = 1, #each do
-      local refusal = no_right('HSET', each[i].key)
+      local budget = each[i]
+      local refusal = no_right('HSET', budget.key)
       if refusal then
         return refusal
       end
+      watched = watched or budget.thresholds
+    end
+    if watched then
+      -- @include thresholds
+      local announced = thresholds.event(outbox, each, ...)
+      return announced and no_right('XADD', outbox), announced
     end
   end
 
-  -- Every script that writes starts with HSET. At maxmemory Redis refuses it, and with it the whole script, while
-  -- nothing is written. After the first write Redis refuses nothing.
-  function budgets.write(each)
+  -- Every script that writes starts with the XADD of the announcement, or with HSET. At maxmemory Redis refuses either,
+  -- and with it the whole script, while nothing is written. After the first write Redis refuses nothing.
+  function budgets.write(each, announced)
+    if announced then
+      redis.call(unpack(announced))
+    end
     for i = 1, #each do
       local budget = each[i]
       redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,

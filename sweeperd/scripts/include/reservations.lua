@@ -11,6 +11,8 @@
 --   budget_stem     the prefix of a budget's name, before <scope>:<unit>
 --   default_grace   the grace of a reservation without grace_ms, ms
 --   retention       how long an ended reservation stays readable, ms
+--   stream          sweeperd:events           STREAM
+--   operation       commit, release, extend or settle
 --   others          a Cycles service's records for the same idempotency key, if any
 
 -- @include clock
@@ -27,11 +29,11 @@ do
   local MAX_SCOPES = 256
 
   -- The request of a script with these keys and arguments, in the order of the list above. The keys are the
-  -- reservation, the index, the record, the tenant's record, and a Cycles service's records.
-  function reservations.request(keys, arguments)
+  -- reservation, the index, the record, the tenant's record, the stream, and a Cycles service's records.
+  function reservations.request(operation, keys, arguments)
     return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], hash = arguments[1],
       id = arguments[2], tenant = arguments[3], budget_stem = arguments[5], default_grace = arguments[6],
-      retention = arguments[7], others = {unpack(keys, 5)}}
+      retention = arguments[7], stream = keys[5], operation = operation, others = {unpack(keys, 6)}}
   end
 
   local function invalid(reason)
@@ -134,8 +136,10 @@ do
   -- and records the answer. All or nothing. Returns the reply.
   function reservations.finish(request, reservation, answer, ...)
     -- HSET first, as in the writes: at maxmemory Redis refuses it.
-    local refusal = no_right('HSET', request.key) or budgets.no_right(reservation.each)
-      or no_right('ZREM', request.index) or no_right('PEXPIRE', request.key)
+    local refusal, announced = budgets.no_right(reservation.each, request.stream, clock.now_text, reservation.unit,
+      request.operation, request.id, request.tenant)
+    refusal = refusal or no_right('HSET', request.key) or no_right('ZREM', request.index)
+      or no_right('PEXPIRE', request.key)
     if refusal then
       return refusal
     end
@@ -144,7 +148,7 @@ do
       return record
     end
 
-    budgets.write(reservation.each)
+    budgets.write(reservation.each, announced)
     redis.call('HSET', request.key, ...)
     redis.call('ZREM', request.index, request.id)
     redis.call('PEXPIRE', request.key, request.retention)

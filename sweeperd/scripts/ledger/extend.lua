@@ -4,7 +4,8 @@
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
+-- KEYS[5] -> sweeperd:events                STREAM  not used: an extension changes no budget
+-- KEYS[6] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
@@ -28,7 +29,7 @@
 -- @include rights
 
 local function run()
-  local request = reservations.request(KEYS, ARGV)
+  local request = reservations.request('extend', KEYS, ARGV)
   local reservation, reply = reservations.open(request, 'not_due')
   if not reservation then
     if reply[1] == 'ok' then

@@ -4,6 +4,7 @@
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:release:<tenant>:<key>    STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
+-- KEYS[5] -> sweeperd:events                STREAM  gets an entry if a budget crosses a threshold
 --
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the bare reservation id
@@ -24,7 +25,7 @@
 -- @include reservations
 
 local function run()
-  local request = reservations.request(KEYS, ARGV)
+  local request = reservations.request('release', KEYS, ARGV)
   local reservation, reply = reservations.open(request, 'in_grace')
   if not reservation then
     return reply

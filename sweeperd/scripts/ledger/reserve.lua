@@ -4,7 +4,8 @@
 -- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> idem:reserve:<tenant>:<key>    STRING  the answer recorded under this idempotency key
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5..] -> budget:<scope>:<unit>        HASH    one for each scope
+-- KEYS[5] -> sweeperd:events                STREAM  gets an entry if a budget crosses a threshold
+-- KEYS[6..] -> budget:<scope>:<unit>        HASH    one for each scope
 -- Then, beside a Cycles service:
 --   reservation:idx:<tenant>:created_at_ms      ZSET  bare id -> created_at, ms
 --   reservation:idxmeta:<tenant>:created_at_ms  HASH  whether that index is complete
@@ -40,7 +41,7 @@
 
 local function run()
   local scopes = {unpack(ARGV, 16)}
-  local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 7 + #scopes)})
+  local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 8 + #scopes)})
   if replayed then
     if replayed[1] == 'ok' then
       local answer = json.decode(replayed[2])
@@ -63,8 +64,8 @@ local function run()
   end
 
   local unit, amount = ARGV[7], ARGV[8]
-  local index, metadata = KEYS[5 + #scopes], KEYS[6 + #scopes]
-  local mentions, each, missing = budgets.named({unpack(KEYS, 5)}, scopes, unit, ARGV[6])
+  local index, metadata = KEYS[6 + #scopes], KEYS[7 + #scopes]
+  local mentions, each, missing = budgets.named({unpack(KEYS, 6)}, scopes, unit, ARGV[6])
   if not mentions then
     return each
   end
@@ -113,8 +114,9 @@ local function run()
     end
   end
 
-  -- HSET first, as in the writes: at maxmemory Redis refuses it.
-  refusal = budgets.no_right(each) or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
+  local announced
+  refusal, announced = budgets.no_right(each, KEYS[5], clock.now_text, unit, 'reserve', ARGV[2], ARGV[3])
+  refusal = refusal or no_right('HSET', KEYS[1]) or no_right('ZADD', KEYS[2])
   local indexing = index and cycles.indexing(index, metadata, ARGV[2]) or {}
   refusal = refusal or cycles.no_right(indexing)
   if refusal then
@@ -128,7 +130,7 @@ local function run()
   end
   reply[3] = ARGV[9]
 
-  budgets.write(each)
+  budgets.write(each, announced)
   redis.call('HSET', KEYS[1], unpack(row))
   redis.call('ZADD', KEYS[2], expires_text, ARGV[2])
   for i = 1, #indexing do

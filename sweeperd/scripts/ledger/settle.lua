@@ -5,7 +5,7 @@
 -- KEYS[3] -> idem:event:<tenant>:<key>      STRING  the answer recorded under this idempotency key. An event's record
 --                                                   has the same name, so that only one of the two charges
 -- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events                STREAM  one entry for each expiry
+-- KEYS[5] -> sweeperd:events                STREAM  one entry for each expiry, and one if a budget crosses a threshold
 -- KEYS[6] -> idem:<tenant>:event:<key>      STRING  beside a Cycles service: the record of the service
 --
 -- ARGV[1] -> the hash of the request
@@ -35,6 +35,7 @@
 -- @include json
 -- @include reservations
 -- @include rights
+-- @include stream_room
 
 local function run()
   local row = redis.pcall('HMGET', KEYS[1], 'tenant', 'settled_idempotency_key', 'settled_payload_hash',
@@ -48,8 +49,7 @@ local function run()
     end
     return {'ok', row[4]}
   end
-  local request = reservations.request(KEYS, ARGV)
-  request.others = {unpack(KEYS, 6)}
+  local request = reservations.request('settle', KEYS, ARGV)
   local reservation, reply = reservations.open(request, 'expired')
   if not reservation then
     return reply
@@ -82,12 +82,19 @@ local function run()
 
   -- The right to the first write is checked first. If that is a ZREM, Redis at maxmemory accepts all writes of the
   -- script; if HSET, none.
-  refusal = overdue and no_right('ZREM', KEYS[2]) or no_right('HSET', KEYS[1]) or budgets.no_right(each)
+  refusal = overdue and no_right('ZREM', KEYS[2]) or no_right('HSET', KEYS[1])
+  if refusal then
+    return refusal
+  end
+  local announced
+  refusal, announced = budgets.no_right(each, KEYS[5], clock.now_text, reservation.unit, 'settle', ARGV[2], ARGV[3],
+    ARGV[9])
   if phase ~= 'expired' then
     refusal = refusal or no_right('ZREM', KEYS[2]) or no_right('PEXPIRE', KEYS[1])
   end
   if overdue then
     refusal = refusal or no_right('ZADD', KEYS[2]) or no_right('XADD', KEYS[5])
+      or announced and no_room(KEYS[5], 2)
   end
   if refusal then
     return refusal
@@ -111,7 +118,7 @@ local function run()
       return refusal
     end
   end
-  budgets.write(each)
+  budgets.write(each, announced)
   redis.call(unpack(settled))
   if overdue then
     redis.call('HSET', KEYS[1], 'state', 'EXPIRED', 'expired_at', clock.now_text, 'expired_event', event)

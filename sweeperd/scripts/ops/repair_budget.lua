@@ -2,10 +2,12 @@
 --
 -- KEYS[1] -> budget:<scope>:<unit>           HASH
 -- KEYS[2] -> sweeperd:lease:repair-budget     STRING  the token of the process that may repair
+-- KEYS[3] -> sweeperd:events                 STREAM  gets an entry if the budget crosses a threshold
 --
 -- ARGV[1] -> '+': `reserved` is too high, the amount goes to `remaining`; '-': `reserved` is too low
 -- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
 -- ARGV[3] -> the token of the lease during the walks
+-- ARGV[4] -> the prefix of a budget's name, before <scope>:<unit>
 --
 -- Returns 'repaired', or why nothing changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
 -- would be negative, or a value would exceed int64), 'LEASE_LOST' (another repair may have run since the walks).
@@ -15,13 +17,17 @@
 -- memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include amounts
+-- @include clock
 -- @include rights
+-- @include stream_room
+-- @include thresholds
 -- @include whole
 
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then
   return 'LEASE_LOST'
 end
-local row = redis.pcall('HMGET', KEYS[1], 'reserved', 'remaining', 'status')
+local row = redis.pcall('HMGET', KEYS[1], 'reserved', 'remaining', 'status', 'thresholds', 'allocated', 'scope',
+  'unit')
 if row.err then
   return string.find(row.err, 'WRONGTYPE', 1, true) and 'INVALID_BUDGET' or row
 end
@@ -50,6 +56,22 @@ local refused = no_right('HSET', KEYS[1])
 if refused and not string.find(refused.err, 'OOM', 1, true) then
   return refused
 end
+local announced
+if row[4] then
+  local name, scope, unit = string.sub(KEYS[1], #ARGV[4] + 1), row[6], row[7]
+  if not (scope and unit) then
+    scope, unit = string.match(name, '^(.*):(.*)$')
+  end
+  announced = thresholds.event(KEYS[3], {{scope = scope, thresholds = row[4], allocated = row[5], before = row[2],
+    remaining = remaining}}, clock.now_text, unit, 'repair', name, string.match(scope, '^tenant:([^/]+)') or '')
+  refused = announced and (no_room(KEYS[3], 1) or no_right('XADD', KEYS[3]))
+  if refused and not string.find(refused.err, 'OOM', 1, true) then
+    return refused
+  end
+end
 redis.call('DEL', KEYS[2])
+if announced then
+  redis.call(unpack(announced))
+end
 redis.call('HSET', KEYS[1], 'reserved', reserved, 'remaining', remaining)
 return 'repaired'

@@ -3,7 +3,7 @@
 --
 -- KEYS[1] -> reservation:res_<id>  HASH    the reservation
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry
+-- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry, and one if a budget crosses a threshold
 -- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was quarantined
 --
 -- ARGV[1] -> the bare reservation id
@@ -85,25 +85,36 @@ local function set_aside(reason, now, tenant)
   return {'quarantined', reason, tenant or ''}
 end
 
--- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or a third value: the reason why
--- the amount cannot be moved.
-local function move_exactly(reserved, remaining, amount)
+-- What everyday numbers do not need; loaded when first needed.
+local exact
+local function exactly()
+  if exact then
+    return exact
+  end
   -- @include int64
-  local amount_high, amount_low = int64_parse(amount)
-  local reserved_high, reserved_low = int64_parse(reserved)
-  local remaining_high, remaining_low = int64_parse(remaining)
-  if not reserved_high or not remaining_high then
-    return nil, nil, 'INVALID_BUDGET'
+  -- @include thresholds
+  exact = {announcement = thresholds.event}
+
+  -- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or a third value: the reason why
+  -- the amount cannot be moved.
+  function exact.move(reserved, remaining, amount)
+    local amount_high, amount_low = int64_parse(amount)
+    local reserved_high, reserved_low = int64_parse(reserved)
+    local remaining_high, remaining_low = int64_parse(remaining)
+    if not reserved_high or not remaining_high then
+      return nil, nil, 'INVALID_BUDGET'
+    end
+    reserved_high, reserved_low = int64_normal(reserved_high - amount_high, reserved_low - amount_low)
+    if reserved_high < 0 then
+      return nil, nil, 'RESERVED_UNDERFLOW'
+    end
+    remaining = int64_text(int64_normal(remaining_high + amount_high, remaining_low + amount_low))
+    if not remaining then
+      return nil, nil, 'BUDGET_OVERFLOW'
+    end
+    return int64_text(reserved_high, reserved_low), remaining
   end
-  reserved_high, reserved_low = int64_normal(reserved_high - amount_high, reserved_low - amount_low)
-  if reserved_high < 0 then
-    return nil, nil, 'RESERVED_UNDERFLOW'
-  end
-  remaining = int64_text(int64_normal(remaining_high + amount_high, remaining_low + amount_low))
-  if not remaining then
-    return nil, nil, 'BUDGET_OVERFLOW'
-  end
-  return int64_text(reserved_high, reserved_low), remaining
+  return exact
 end
 
 local now, now_text = clock.now, clock.now_text
@@ -178,7 +189,7 @@ if refusal then
 end
 local small_amount = #amount <= PLAIN_DIGITS and amount + 0
 local budgets = {} -- key -> {reserved, remaining} after the writes; false if the budget is missing or closed
-local missing, closed
+local missing, closed, watched
 local stem, suffix = ARGV[2], ':' .. unit
 -- Replaces each scope by the name of its budget.
 for i = 1, #scopes do
@@ -190,7 +201,7 @@ for i = 1, #scopes do
   scopes[i] = key
   local budget = budgets[key] -- a scope that is named twice is released twice
   if budget == nil then
-    budget = attempt('HMGET', key, 'reserved', 'remaining', 'status')
+    budget = attempt('HMGET', key, 'reserved', 'remaining', 'status', 'thresholds')
     if not budget[1] and budget.err then
       if find(budget.err, 'WRONGTYPE', 1, true) then
         return set_aside('INVALID_BUDGET', now_text, tenant)
@@ -208,6 +219,10 @@ for i = 1, #scopes do
       end
     end
     budgets[key] = budget
+    if budget and budget[4] then
+      watched = watched or {}
+      watched[#watched + 1] = {key = key, scope = scope, before = budget[2], thresholds = budget[4]}
+    end
   end
   if budget then
     local reserved, remaining = budget[1], budget[2]
@@ -224,7 +239,7 @@ for i = 1, #scopes do
         budget[1], budget[2] = format('%d', reserved), format('%d', remaining + small_amount)
       end
     else
-      budget[1], budget[2], problem = move_exactly(reserved, remaining, amount)
+      budget[1], budget[2], problem = exactly().move(reserved, remaining, amount)
     end
     if problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED' then
       -- Closing the budget released its reserved amounts: it is already settled, and stays unchanged.
@@ -254,10 +269,28 @@ if ARGV[6] == '1' then
   more = {'balances', '{' .. table.concat(parts, ',') .. '}'}
 end
 
+local announced
+if watched then
+  -- @include stream_room
+  for i = 1, #watched do
+    local each = watched[i]
+    local budget = budgets[each.key]
+    each.allocated, each.remaining = budget and call('HGET', each.key, 'allocated'), budget and budget[2] or each.before
+  end
+  announced = exactly().announcement(KEYS[3], watched, now_text, unit, 'expire', ARGV[1], tenant or '', ARGV[5])
+  refusal = announced and no_room(KEYS[3], 2)
+  if refusal then
+    return refusal
+  end
+end
+
 local added, problem = add_expiry(KEYS[2], KEYS[3], ARGV[1], tenant, row[8], unit, amount, row[9], expires_text,
   grace_text, row[10], missing_text, closed_text, ARGV[5], unpack(more))
 if problem then
   return problem
+end
+if announced then
+  call(unpack(announced))
 end
 for i = 1, #scopes do
   local key = scopes[i]

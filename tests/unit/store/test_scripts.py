@@ -111,6 +111,9 @@ def test_what_an_indented_include_brings_ends_with_its_block() -> None:
         "include/two": "-- @include one\nlocal two = one\n",
     }
     assert expand(texts["x/main"], texts.__getitem__) == "do\nlocal one = 1\nend\nlocal one = 1\nlocal two = one\n"
+    texts["x/main"] = "do\n  -- @include two\n\n  -- @include one\nend\ndo\n  -- @include one\nend\n"
+    once, again = "do\nlocal one = 1\nlocal two = one\n\nend\n", "do\nlocal one = 1\nend\n"
+    assert expand(texts["x/main"], texts.__getitem__) == once + again
 
 
 @pytest.mark.skipif(not shutil.which("luacheck"), reason="needs luacheck")

@@ -28,7 +28,8 @@ do
     end
     return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],
       spent = row[4], debt = row[5], overdraft_limit = row[6], over = row[7] == 'true' or row[7] == '1',
-      status = row[8] or '', before = row[2], thresholds = row[9]}
+      status = row[8] or '', before = row[2], thresholds = row[9],
+      row = row}
   end
 
   -- Reads the budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The
@@ -157,8 +158,15 @@ do
     end
     for i = 1, #each do
       local budget = each[i]
-      redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
-        'spent', budget.spent, 'debt', budget.debt)
+      if budget.debt ~= budget.row[5] then
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+          'spent', budget.spent, 'debt', budget.debt)
+      elseif budget.spent ~= budget.row[4] then
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+          'spent', budget.spent)
+      else
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved)
+      end
       if budget.marked then
         redis.call('HSET', budget.key, 'is_over_limit', 'true')
       end

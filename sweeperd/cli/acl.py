@@ -23,6 +23,7 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option("--commands", is_flag=True, help="Include the rights of operators' commands, such as show or quarantine.")
 @click.option("--ledger", is_flag=True, help="Print only the rights of a service that uses sweeperd.ledger.")
 @click.option("--cycles", is_flag=True, help="With --ledger: include the rights of Ledger(cycles=True).")
+@click.option("--read-only", is_flag=True, help="Grant keys of other services with %R~. Needs Redis 7.0 or newer.")
 @click.option("--file", "as_file", is_flag=True, help="Print lines for an ACL file (aclfile) instead of commands.")
 @shard_option
 @json_option
@@ -34,6 +35,7 @@ def command(
     commands: bool,
     ledger: bool,
     cycles: bool,
+    read_only: bool,
     as_file: bool,
     shard: str | None,
     as_json: bool,
@@ -53,7 +55,7 @@ def command(
     with options.shards(shard) as (settings, shards):
         names = [each.name for each in shards]
         wanted = [each for each in settings.all_shards if each.name in names]
-        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger, cycles=cycles)
+        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger, cycles=cycles, read_only=read_only)
     lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
     if as_json:
         made = (AclUserDocument.made_of(each, user=user, line=line) for each, line in zip(users, lines, strict=True))

@@ -14,7 +14,7 @@ from sweeperd.config.kinds import KindSettings
 from sweeperd.config.templates import FORMS, parse_word, pattern_of
 from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
-from sweeperd.store.keys import Keys
+from sweeperd.store.keys import SUBSCRIPTION, Keys
 
 #: Any text in the name of a key. No entry, group or member has this name, so a check may run commands on it.
 ANY = b"\0sweeperd check"
@@ -56,6 +56,8 @@ class Grant(NamedTuple):
     duty: Duty
     key: bytes
     commands: tuple[str, ...]
+    #: Whether the key belongs to another service, and is only read.
+    foreign: bool = False
 
 
 def granted(duty: Duty, key: bytes, commands: str) -> Grant:
@@ -230,7 +232,8 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     cycles, name = keys.cycles, _ANY
     yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
     yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
-    yield granted(Duty.DELIVER, cycles.subscription(ANY), "GET")
+    # The secrets that sign webhooks have names that begin like those of subscriptions: `webhook:secret:<id>`.
+    yield Grant(Duty.DELIVER, cycles.subscription(SUBSCRIPTION + ANY), ("GET",), foreign=True)
     yield granted(Duty.DELIVER, cycles.event(name), "EXISTS SET")
     yield granted(Duty.OPERATE, cycles.event(name), "GET PTTL")
     yield granted(Duty.OPERATE, cycles.tenants, "SMEMBERS")
@@ -263,10 +266,12 @@ def acl_users(
     commands: bool,
     ledger: bool = False,
     cycles: bool = False,
+    read_only: bool = False,
 ) -> list[AclUser]:
     """
     One user for each Redis, with the rights of a daemon in this role. `commands` adds what operators' commands need.
     `ledger` asks for the rights of `sweeperd.ledger` instead, `cycles` for those of a ledger beside a Cycles service.
+    `read_only`: keys of other services are granted for reading only, which Redis 6.2 cannot do.
     """
     if ledger:
         wanted = ledger_duties(cycles=cycles)
@@ -280,7 +285,9 @@ def acl_users(
         # A user belongs to the server, whatever the database.
         found.setdefault(f"{place.scheme}://{place.netloc or place.path}", []).append(shard)
     return [
-        AclUser(address=address, shards=[shard.name for shard in there], rules=_rules(settings, there, wanted))
+        AclUser(
+            address=address, shards=[shard.name for shard in there], rules=_rules(settings, there, wanted, read_only)
+        )
         for address, there in found.items()
     ]
 
@@ -294,7 +301,7 @@ def ledger_duties(*, cycles: bool) -> set[Duty]:
     return {Duty.LEDGER} | ({Duty.CYCLES_LEDGER} if cycles else set())
 
 
-def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collection[Duty]) -> list[str]:
+def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collection[Duty], read_only: bool) -> list[str]:
     keys, commands = dict[str, None](), set[str]()
     for shard in shards:
         connection = list(connection_grants(shard.url.get_secret_value()))
@@ -302,7 +309,7 @@ def _rules(settings: Settings, shards: Iterable[ShardSettings], wanted: Collecti
             if grant in connection or grant.duty in wanted:
                 commands.update(command.lower() for command in grant.commands)
                 if grant.key:
-                    keys[f"~{_glob(grant.key.decode(), _ANY)}"] = None
+                    keys[f"{'%R' * (grant.foreign and read_only)}~{_glob(grant.key.decode(), _ANY)}"] = None
     audible = [f"&{_glob(channel, '*')}" for channel in channels(settings) if "publish" in commands]
     return ["on", "resetkeys", "resetchannels", "-@all", *keys, *audible, *(f"+{name}" for name in sorted(commands))]
 

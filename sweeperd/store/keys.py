@@ -94,6 +94,10 @@ class Keys:
         return self.prefix + b"sweeperd:lease:" + job.encode()
 
 
+#: How the ids of Cycles' webhook subscriptions begin.
+SUBSCRIPTION = b"whsub_"
+
+
 class CyclesKeys:
     """The keys read by the services of a Cycles installation: their events, subscriptions and deliveries."""
 

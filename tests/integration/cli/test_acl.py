@@ -12,7 +12,7 @@ import redis
 from sweeperd.config import load
 from sweeperd.ledger import Ledger, MissingRight, NoBudget
 from sweeperd.ops.acl import acl_users
-from sweeperd.store.scripts import script_names, source
+from sweeperd.store.scripts import Call, Script, script_names, source
 from tests.integration.conftest import Cli
 from tests.support.acl import ACL, PASSWORD, refusals, rules
 from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
@@ -174,6 +174,34 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
             result = cli(arguments[0], env, *arguments[1:])
             assert result.exit_code == 0, (arguments, result.output)
             assert refusals(client) == [], arguments
+
+
+def test_no_signing_secret_of_cycles_is_open(own_server: Server, limited_url: str, tmp_path: Path) -> None:
+    """Neither to read nor to write; and where the server can tell both apart, a subscription may only be read."""
+    with (
+        redis.Redis.from_url(own_server.url, protocol=2) as client,
+        redis.Redis.from_url(limited_url, protocol=2) as user,
+    ):
+        can_tell = not client.info("server")["redis_version"].startswith("6.")
+        settings = load(None, {"SWEEPERD_CYCLES__ENABLED": "true"})
+        (rights,) = acl_users(settings, settings.all_shards, "all", commands=True, read_only=can_tell)
+        client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rights.rules)
+        client.mset({"webhook:whsub_a": "{}", "webhook:secret:whsub_a": "whsec_", "webhook:secret:a": "whsec_"})
+        assert user.get("webhook:whsub_a") == b"{}"
+        for key in ("webhook:secret:whsub_a", "webhook:secret:a"):
+            with pytest.raises(redis.ResponseError, match=r"(?i)noperm|no permissions"):
+                user.get(key)
+            with pytest.raises(redis.ResponseError, match=r"(?i)noperm|no permissions"):
+                user.set(key, "mine")
+        if can_tell:
+            with pytest.raises(redis.ResponseError, match=r"(?i)noperm|no permissions"):
+                user.set("webhook:whsub_a", "mine")
+        # The relay reads it as before.
+        found = Script("delivery/subscriptions").run(user, Call([b"webhooks:acme"], ["webhook:"]))
+        assert found == [[], []]
+        client.sadd("webhooks:acme", "whsub_a")
+        found = Script("delivery/subscriptions").run(user, Call([b"webhooks:acme"], ["webhook:"]))
+        assert found == [[b"whsub_a"], [b"whsub_a", b"{}"]]
 
 
 @pytest.mark.newest_redis

@@ -5,7 +5,7 @@ import inspect
 from sweeperd.config import Settings
 from sweeperd.ops.acl import ANY, Duty, acl_users, grants
 from sweeperd.store import Keys
-from sweeperd.store.keys import CyclesKeys
+from sweeperd.store.keys import SUBSCRIPTION, CyclesKeys
 
 ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10}
 KIND = {
@@ -33,6 +33,8 @@ def named(keys: object) -> dict[str, bytes]:
                 ARGUMENTS.get(each.name, ANY if each.annotation in (bytes, "bytes") else ANY.decode())
                 for each in parameters
             ]
+            if name == "subscription":
+                arguments = [SUBSCRIPTION + ANY]
             found[name] = getattr(keys, name)(*arguments)
     return found
 

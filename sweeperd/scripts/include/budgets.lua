@@ -9,6 +9,9 @@
 
 local budgets = {}
 do
+  -- The amounts that some operations leave as they are, by their place in a row.
+  local CHANGING = {[3] = 'reserved', [4] = 'spent', [5] = 'debt'}
+
   local function budget_of(key, scope)
     local row = redis.pcall('HMGET', key, 'allocated', 'remaining', 'reserved', 'spent', 'debt', 'overdraft_limit',
       'is_over_limit', 'status', 'thresholds')
@@ -158,15 +161,14 @@ do
     end
     for i = 1, #each do
       local budget = each[i]
-      if budget.debt ~= budget.row[5] then
-        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
-          'spent', budget.spent, 'debt', budget.debt)
-      elseif budget.spent ~= budget.row[4] then
-        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
-          'spent', budget.spent)
-      else
-        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved)
+      local row, words = budget.row, {'HSET', budget.key, 'remaining', budget.remaining}
+      for position, field in pairs(CHANGING) do
+        if budget[field] ~= row[position] then
+          words[#words + 1] = field
+          words[#words + 1] = budget[field]
+        end
       end
+      redis.call(unpack(words))
       if budget.marked then
         redis.call('HSET', budget.key, 'is_over_limit', 'true')
       end

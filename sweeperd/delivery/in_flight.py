@@ -25,11 +25,13 @@ class Room:
     bytes: int = field(default_factory=lambda: IN_FLIGHT_BYTES)
     #: How many lanes are at work: they have events in hand, or are about to take some.
     lanes: int = 1
+    #: How many of them are held up, by their receivers or `max_rate`: they lessen nobody's part of `concurrency`.
+    held_up: int = 0
 
     @property
     def requests(self) -> int:
         """How many requests of one lane may be in flight while others wait."""
-        return -(-self.concurrency // self.lanes)
+        return -(-self.concurrency // max(1, self.lanes - self.held_up))
 
 
 class InFlight:

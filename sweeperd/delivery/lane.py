@@ -216,6 +216,10 @@ class Lane:
         """The senders that hang with a batch of the lane."""
         return [work for work in list(self.works) if work.hangs]
 
+    def slow(self, now: float, seconds: float) -> bool:
+        """Whether requests of the lane are in flight, and each is older than so many seconds."""
+        return bool(self.works) and now - self.works[-1].since >= seconds
+
     def moving(self, requests: int) -> list[bytes]:
         """
         The ids of the events in hand that this process will settle: those of senders that do not hang, and the queued

@@ -30,8 +30,9 @@ IDLE = 5.0
 class Pool:
     """
     The lanes with queued events take turns, a batch each. `concurrency` requests are in flight, each lane's part of
-    them while others wait. A slow request does not count for lanes below their part, so a receiver that hangs delays
-    nobody. Each thread that takes a batch makes sure that another one takes the next.
+    them while others wait. A slow request does not count for lanes below their part, and a lane with no other ones does
+    not lessen the parts of others, so a receiver that hangs delays nobody. Each thread that takes a batch makes sure
+    that another one takes the next.
 
     What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
     to its lane.
@@ -86,7 +87,17 @@ class Pool:
     def moving(self, lane: Lane) -> list[bytes]:
         """The ids of the events of the lane in hand that this process will settle."""
         with self._changed:
-            return lane.moving(self._part())
+            now = self._clock()
+            slow_part, quick_part = self._parts(now)
+            return lane.moving(slow_part if lane.slow(now, self._slow_after) else quick_part)
+
+    @property
+    def held_up(self) -> set[Lane]:
+        """The lanes whose requests in flight are all slow, and those that wait for `max_rate` or a quick retry."""
+        with self._changed:
+            now = self._clock()
+            waiting = {lane for lane in self._round if not lane.works and lane.queue.ready_at(now, 0) > now}
+            return self._slow(now) | waiting
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -165,7 +176,7 @@ class Pool:
         The lane whose turn it is, which is then the first of the round; None if no batch may be taken. And when to look
         again if nothing changes.
         """
-        soonest, part = math.inf, self._part()
+        soonest, slow, (slow_part, quick_part) = math.inf, self._slow_after, self._parts(now)
         full, free_at = len(self._in_flight) >= self._concurrency, -math.inf
         if full:
             free_at = self._free_at(now)
@@ -175,6 +186,7 @@ class Pool:
                 self._round.rotate(-place)
                 return lane, now
             requests = len(lane.works)
+            part = slow_part if lane.slow(now, slow) else quick_part
             at = lane.queue.ready_at(now, requests)
             if lane.requests is not None:
                 at = at if requests < lane.requests else math.inf
@@ -193,14 +205,28 @@ class Pool:
 
     def _free_at(self, now: float) -> float:
         """When so many requests are slow that another one may begin; in the past: one may begin now."""
-        slow = min(MOST_SLOW, max(LEAST_SLOW, SLOW * self._median))
+        slow = self._slow_after
         young = [work.since for work in self._in_flight if now - work.since < slow]
         return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + slow
 
-    def _part(self) -> int:
-        """How many requests of a lane are its part: of those in the round, and those with requests in flight."""
-        lanes = len(self._round) + len({work.lane for work in self._in_flight if work.lane and not work.lane.in_round})
-        return -(-self._concurrency // max(1, lanes))
+    @property
+    def _slow_after(self) -> float:
+        """After how many seconds a request is slow."""
+        return min(MOST_SLOW, max(LEAST_SLOW, SLOW * self._median))
+
+    def _parts(self, now: float) -> tuple[int, int]:
+        """
+        How many requests are the part of a lane whose requests are all slow, and of any other one: of the lanes in the
+        round, and those with requests in flight.
+        """
+        busy = {work.lane for work in self._in_flight if work.lane and not work.lane.in_round}
+        lanes = len(self._round) + len(busy)
+        quick = lanes - len(self._slow(now))
+        return -(-self._concurrency // max(1, lanes)), -(-self._concurrency // max(1, quick))
+
+    def _slow(self, now: float) -> set[Lane]:
+        slow = self._slow_after
+        return {work.lane for work in self._in_flight if work.lane and work.lane.slow(now, slow)}
 
     def _pass_on(self) -> None:
         """Wake or start a thread if a batch may be taken now, or if none would look again in time."""

@@ -211,7 +211,8 @@ class Reader:
 
     def _read(self, readers: Sequence[Intake], *, news: bool) -> bool:
         began = self._clock()
-        self._room.lanes = max(1, len({*readers, *self._holding()}))
+        at_work = {each.lane for each in (*readers, *self._holding())}
+        self._room.lanes, self._room.held_up = max(1, len(at_work)), len(at_work & self._pool.held_up)
         most = max(1, READ_TOGETHER // min(TOGETHER, max(1, len(readers))))
         operations: list[tuple[Intake | None, Operation[Any]]] = [
             (each, each.read(most, half=each in self._chores)) for each in readers

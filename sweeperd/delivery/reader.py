@@ -294,6 +294,8 @@ class Reader:
         now = self._clock()
         if self._chores:
             return 0.0
+        # Since it was reckoned, a lane may have lost its room to others.
+        self._reckon([each for each, at in self._at.items() if at <= now])
         at = min(self._refresh_at, self._heartbeat_at, now + self._timing.block)
         if self._news:
             at = min(at, self._news_at)

@@ -233,6 +233,24 @@ def test_the_reader_waits_until_there_is_room_for_events_together(client: redis.
     assert len(reader.in_flight) == 16, "with twelve in hand there is room for a quarter"
 
 
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_lane_that_has_lost_its_room_keeps_no_reader_busy(
+    client: redis.Redis, make_reader: MakeReader, fresh: bool
+) -> None:
+    """More lanes are at work by now, and nothing of this one is settled yet."""
+    reader = make_reader(capacity=16)
+    expire(client, *map(str, range(4)))
+    reader.steps()
+    assert len(reader.in_flight) == 4
+    (intake,) = reader.reader._intakes.values()
+    intake.behind, reader.lane.parked = fresh, not fresh
+    intake.scan._next_at = intake._read_at = reader.now + 0.5
+    reader.reader._reckon([intake])
+    reader.room.lanes = 8
+    reader.now += 0.6
+    assert reader.reader.round()[1] > 0.1
+
+
 def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:

@@ -10,7 +10,19 @@ from pathlib import Path
 
 from benchmarks.results import Measured
 from benchmarks.row import Goal, Row
-from benchmarks.rows import batched, delivery, expire, grace, kinds, ledger, politeness, relay, throughput, tracing
+from benchmarks.rows import (
+    batched,
+    commands,
+    delivery,
+    expire,
+    grace,
+    kinds,
+    ledger,
+    politeness,
+    relay,
+    throughput,
+    tracing,
+)
 from benchmarks.table import Grid, number
 
 BASELINE = Path(__file__).parent / "baseline.json"
@@ -31,6 +43,7 @@ ROWS: tuple[Row, ...] = (
     politeness.ROW,
     relay.ROW,
     tracing.ROW,
+    commands.ROW,
 )
 
 #: Server (`Redis 7.0`) -> row -> ratio -> its median.

@@ -88,7 +88,7 @@ Down = Annotated[list[DownShard], Field(description="The shards that could not b
 class Note(pydantic.BaseModel):
     """A note for all processes, stored as JSON in a field of a hash. Unknown fields are ignored."""
 
-    model_config = pydantic.ConfigDict(frozen=True, extra="ignore")
+    model_config = pydantic.ConfigDict(frozen=True, extra="ignore", defer_build=True)
 
     @classmethod
     def parse(cls, text: bytes) -> Self | None:

@@ -1,5 +1,6 @@
 """Parses the URL of a Redis server, of a primary behind Sentinel, or of a Cluster."""
 
+import contextlib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -8,6 +9,14 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import redis.connection
+
+#: The library name and version that a connection reports. Computed once, because redis-py would search the installed
+#: packages for each connection, which takes a millisecond. Older versions lack this option.
+DRIVER: dict[str, Any] = {}
+with contextlib.suppress(ImportError):
+    from redis.driver_info import DriverInfo
+
+    DRIVER["driver_info"] = DriverInfo(lib_version=redis.__version__)
 
 #: The message for a malformed URL.
 FORMS = (
@@ -189,7 +198,7 @@ def _options(url: str, further: Collection[str] = ()) -> dict[str, Any]:
     try:
         # Creates a connection without opening it, which checks every option.
         known = {name: value for name, value in options.items() if name not in further}
-        redis.ConnectionPool(**known).make_connection()
+        redis.ConnectionPool(**DRIVER, **known).make_connection()
     except (ValueError, TypeError):
         raise ValueError(FORMS) from None
     for name in ("host", "port", "connection_class"):

@@ -19,7 +19,7 @@ from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.cli.signals import end_at_once
 from sweeperd.errors import ConfigError, RedisUnavailable
-from sweeperd.runtime.process import Role, hung_up, release_hang_ups
+from sweeperd.runtime.process import Role, hung_up, importing, in_own_process, release_hang_ups
 
 #: Subcommand -> its line in the help. A subcommand's module is imported only when the subcommand runs.
 _COMMANDS = {
@@ -43,6 +43,42 @@ _COMMANDS = {
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
+def _imported(module: str) -> Any:
+    """The command of a module of this folder."""
+    with importing():
+        if module != "keygen":
+            _import_redis()
+        return importlib.import_module(f"sweeperd.cli.{module}").command
+
+
+def _import_redis() -> None:
+    """
+    Import redis as if opentelemetry was not installed: it would import the whole SDK (a fifth of the CPU time of
+    `status`), for metrics that no command has.
+    """
+    if "redis" in sys.modules or "opentelemetry" in sys.modules or not in_own_process():
+        return
+    absent: Any = None
+    sys.modules["opentelemetry"] = absent  # its import fails then
+    try:
+        importlib.import_module("redis")
+    finally:
+        del sys.modules["opentelemetry"]
+
+
+class _Endpoints(click.Group):
+    """The commands about endpoints, of which `keygen` needs neither settings nor Redis."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return sorted([*_imported("endpoints").list_commands(context), "keygen"])
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        command: click.Command | None = (
+            _imported("keygen") if name == "keygen" else _imported("endpoints").get_command(context, name)
+        )
+        return command
+
+
 class _Commands(click.Group):
     """The subcommands, imported when they are needed."""
 
@@ -54,8 +90,7 @@ class _Commands(click.Group):
             return None
         if name == "demo":
             return demo
-        command: click.Command = importlib.import_module(f"sweeperd.cli.{name.replace('-', '_')}").command
-        return command
+        return endpoints if name == "endpoints" else _imported(name.replace("-", "_"))
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -230,6 +265,11 @@ def _daemon(options: Options, role: str) -> int:
         options.fail(str(error), Exit.FAILED)
     with tracing():
         return Exit.DONE if service.run(hung_up) else Exit.FAILED
+
+
+@click.group("endpoints", cls=_Endpoints)
+def endpoints() -> None:
+    """Manage the receivers of webhooks."""
 
 
 @click.command("demo")

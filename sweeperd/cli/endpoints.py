@@ -1,18 +1,14 @@
 """`sweeperd endpoints`: manages the receivers of webhooks."""
 
-import base64
 import json
-import os
-import secrets
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import click
 
 from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.moment import Moment, moment
-from sweeperd.cli.options import Exit, Options, all_option, fail, json_option, limit_option
+from sweeperd.cli.options import Exit, Options, all_option, fail, limit_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.shards import Run, endpoint_of, on_shards, warn
 from sweeperd.cli.status import state, waiting
@@ -44,9 +40,7 @@ from sweeperd.text import rfc3339, timestamp
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
 
-@click.group("endpoints")
-def command() -> None:
-    """Manage the receivers of webhooks."""
+command = click.Group("endpoints")
 
 
 @command.command("list")
@@ -288,51 +282,6 @@ def _attempt_cells(attempt: AttemptDocument) -> list[object]:
         attempt.replica,
         attempt.answer,
     ]
-
-
-@command.command("keygen")
-@click.option("--symmetric", is_flag=True, help="Generate a shared secret (whsec_...) instead of a key pair.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Write the private key or secret to this new file with mode 0600 instead of printing it.",
-)
-@json_option
-def keygen(symmetric: bool, out: Path | None, as_json: bool) -> None:
-    """
-    Generate a key pair for asymmetric signatures, or with --symmetric a shared secret. Put the private key or secret
-    into the `secrets` of an endpoint, and give the receiver the public key or the same secret.
-    """
-    if symmetric:
-        made = {"secret": "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()}
-    else:
-        from sweeperd.delivery.webhook import generate  # noqa: PLC0415 - requests is large
-
-        try:
-            private, public = generate()
-        except ImportError:
-            fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
-        made = {"private_key": private, "public_key": public}
-    if out is not None:
-        kept, *_ = made
-        _write_secret(out, made.pop(kept))
-        made["file"] = str(out)
-    if as_json:
-        click.echo(json.dumps(made))
-        return
-    for name, text in made.items():
-        click.echo(f"written to {text}" if name == "file" else text, err=name == "file")
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret + "\n")
-    except FileExistsError:
-        fail(f"{path} exists and may hold a key in use; choose another file", Exit.USAGE)
-    except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}", Exit.FAILED)
 
 
 @command.command("keys")

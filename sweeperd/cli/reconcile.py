@@ -13,11 +13,11 @@ from sweeperd.cli.shards import check_name, one_kind, warn
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile.budget_repair import repair_budget
 from sweeperd.ops.reconcile.budgets import DRIFT, NO_DRIFT, BudgetRepair, judge_budget
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
 from sweeperd.ops.reconcile.report import (
     FINDINGS,
     CounterFindingDocument,
-    Fault,
     ReconcileDocument,
     ReconcileReport,
     RepairBudgetDocument,

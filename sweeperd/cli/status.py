@@ -17,7 +17,6 @@ from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.processes import ProcessDocument
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
-from sweeperd.ops.status_report import StatusDocument
 from sweeperd.store.shard import Shard
 from sweeperd.text import mib, per_second, span, timestamp
 
@@ -114,6 +113,8 @@ def _picture(
 
 def _show(output: Output, statuses: Sequence[ShardStatus], every: bool) -> None:
     if output.as_json:
+        from sweeperd.ops.status_report import StatusDocument  # noqa: PLC0415 - models take a while to import
+
         output.json(StatusDocument.of(statuses))
         return
     for number, (columns, rows) in enumerate(_tables(statuses, every)):

@@ -9,13 +9,7 @@ from typing import Any
 
 from pydantic import ValidationInfo
 
-#: A key for HMAC, shared with the receiver.
-SHARED = "whsec_"
-#: An ed25519 key: the private key signs, and the receiver has the public key.
-PRIVATE, PUBLIC = "whsk_", "whpk_"
-#: The size in bytes of an ed25519 seed, and of the public key that may follow it.
-SEED = 32
-
+from sweeperd.webhook_keys import PRIVATE, PUBLIC, SEED, SHARED
 
 #: The variable with the directory of a service's credentials, set by systemd, and the error when it is missing.
 CREDENTIALS = "CREDENTIALS_DIRECTORY"

@@ -27,12 +27,13 @@ import urllib3.exceptions
 
 from sweeperd import __version__, progress, tracing
 from sweeperd.config import EndpointSettings, WebhooksSettings
-from sweeperd.config.secrets import PRIVATE, PUBLIC, ed25519_pair, hmac_key
+from sweeperd.config.secrets import ed25519_pair, hmac_key
 from sweeperd.delivery.http import DeliveryResult, Result, Transport, failed, judge
 from sweeperd.outbox import WebhookRequest
 from sweeperd.outbox.masking import Masker
 from sweeperd.store import Clock
 from sweeperd.tracing import Span
+from sweeperd.webhook_keys import PRIVATE
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -54,19 +55,6 @@ def private_key(secret: str) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
     return Ed25519PrivateKey.from_private_bytes(ed25519_pair(secret)[0])
-
-
-def generate() -> tuple[str, str]:
-    """
-    A new pair as text: the private key `whsk_…`, which includes the public key, and the public key `whpk_…`. Raises
-    ImportError without the extra.
-    """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
-
-    key = Ed25519PrivateKey.generate()
-    public = key.public_key().public_bytes_raw()
-    pair = key.private_bytes_raw() + public
-    return PRIVATE + base64.b64encode(pair).decode(), PUBLIC + base64.b64encode(public).decode()
 
 
 def jwk(secret: str) -> dict[str, str]:

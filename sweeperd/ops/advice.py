@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ALMOST_FULL
-from sweeperd.ops.quarantine import ReasonCount
-from sweeperd.ops.reconcile.report import Fault
+from sweeperd.ops.reasons import ReasonCount
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.status import WARNING, ShardStatus, WalkDocument
 from sweeperd.sweep.reservations import kind_option
 from sweeperd.text import span

@@ -8,7 +8,6 @@ from typing import Any, Self
 from pydantic import Field
 
 from sweeperd.config import EndpointSettings
-from sweeperd.config.secrets import PRIVATE
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment
 from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, EndpointFigures
 from sweeperd.ops.show import AttemptDocument
@@ -23,6 +22,7 @@ from sweeperd.outbox.stream import PAGE, Outbox, Pending
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
+from sweeperd.webhook_keys import PRIVATE
 
 #: The reasons of dead letters after `skip` and `drop`.
 SKIPPED, DROPPED = "an operator skipped it", "an operator dropped it"

@@ -20,8 +20,8 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.endpoint_health import most_troubled
 from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, count_dead_letters, read_endpoints
 from sweeperd.ops.processes import Processes, read_processes
-from sweeperd.ops.quarantine import ReasonCount, count_reasons
 from sweeperd.ops.rate import Rate, read_rate
+from sweeperd.ops.reasons import ReasonCount, count_reasons
 from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.outbox.attempts import Attempt, read_all_attempts
 from sweeperd.outbox.backlog import BacklogMemory

@@ -16,7 +16,7 @@ from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import STALE, ShardView, summarize_health
 from sweeperd.ops.history import StatusSample
 from sweeperd.ops.processes import ProcessDocument
-from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.status import Due, KindDocument, MemoryDocument, ShardStatus, WalkDocument
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.store.lease import process_name

@@ -8,8 +8,9 @@ import time
 from sweeperd.config import Settings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.metrics import Metrics
+from sweeperd.ops.reconcile.faults import Fault, faults_of
 from sweeperd.ops.reconcile.last_walk import KEPT, LastWalk, WalkStore
-from sweeperd.ops.reconcile.report import Fault, ReconcileReport, faults_of
+from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
 from sweeperd.ops.reconcile.walk import reconcile

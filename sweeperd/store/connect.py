@@ -13,7 +13,6 @@ missing. expire.lua looks up the budgets itself: it would take such budgets for 
 amounts. Such a script therefore waits until the slot has migrated.
 """
 
-import contextlib
 import inspect
 import sys
 import threading
@@ -33,15 +32,7 @@ from redis.exceptions import AskError, ClusterDownError, MovedError, TryAgainErr
 from redis.retry import Retry
 from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 
-from sweeperd.redis_url import Address, Node, Topology
-
-#: The library name and version that a connection reports. Computed once, because redis-py would search the installed
-#: packages for each connection, which takes a millisecond. Older versions lack this option.
-_DRIVER: dict[str, Any] = {}
-with contextlib.suppress(ImportError):
-    from redis.driver_info import DriverInfo
-
-    _DRIVER["driver_info"] = DriverInfo(lib_version=redis.__version__)
+from sweeperd.redis_url import DRIVER, Address, Node, Topology
 
 #: How many times one command is redirected before it is left to the next tick.
 REDIRECTS = 5
@@ -61,7 +52,7 @@ def client_options(*, connect_timeout: float, socket_timeout: float, connections
         "socket_connect_timeout": connect_timeout,
         "client_name": "sweeperd",
         "max_connections": connections,
-        **_DRIVER,
+        **DRIVER,
     }
 
 

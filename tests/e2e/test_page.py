@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
-from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.status import Details
 from sweeperd.store.memory import MemoryUse
 from sweeperd.sweep.reservations import REASONS

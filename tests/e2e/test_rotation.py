@@ -11,7 +11,7 @@ import nacl.signing
 import redis
 import standardwebhooks
 
-from sweeperd.delivery.webhook import generate
+from sweeperd.webhook_keys import generate_pair
 from tests.support.authority import Authority
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
@@ -97,7 +97,7 @@ def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
         "old": "whsec_" + base64.b64encode(b"o" * 32).decode(),
         "new": "whsec_" + base64.b64encode(b"n" * 32).decode(),
     }
-    pairs = {name: generate() for name in ("old", "new")}
+    pairs = {name: generate_pair() for name in ("old", "new")}
     singles = Rotating(shared(texts["old"]))
     batches = Rotating(private(pairs["old"][1]))
     with Receiver(singles) as hook, Receiver(batches) as many:

@@ -18,10 +18,10 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
-from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.rate import Rate
+from sweeperd.ops.reasons import ReasonCount
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.last_walk import LastWalk
-from sweeperd.ops.reconcile.report import Fault
 from sweeperd.ops.status import KindDocument, ShardStatus, WalkDocument
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler

@@ -9,7 +9,8 @@ from sweeperd.context import Timing
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check.findings import CheckLevel, worst
 from sweeperd.ops.check.server import check_shard
-from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
+from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import Reservations, WalkProgress
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile

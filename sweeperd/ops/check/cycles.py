@@ -14,7 +14,7 @@ from sweeperd.ops.acl import Duty, cycles_grants
 from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
 from sweeperd.ops.check.keys import judge_last_walk
 from sweeperd.ops.check.rights import refused
-from sweeperd.ops.reconcile.report import Fault
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.outbox.cycles_subscription import SYSTEM, parse
 from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Command, run_commands

@@ -9,7 +9,7 @@ import redis
 from sweeperd.config.kinds import KindSettings
 from sweeperd.errors import KindRefused
 from sweeperd.ops.check.findings import CheckedShard, CheckResult, NotAllowed, failure, ok, warning
-from sweeperd.ops.reconcile.report import Fault
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import Subject, subject_of
 from sweeperd.store.errors import is_refused
 from sweeperd.store.shard import Shard

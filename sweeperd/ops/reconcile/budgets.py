@@ -28,7 +28,8 @@ from dataclasses import dataclass, field
 from sweeperd.config import SweepSettings
 from sweeperd.ops.reconcile.bloom import BloomFilter
 from sweeperd.ops.reconcile.counters import Counters
-from sweeperd.ops.reconcile.report import Fault, Finding, Named, WalkStage
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
+from sweeperd.ops.reconcile.report import Finding, Named
 from sweeperd.ops.reconcile.subjects import SCRIPT_BATCH, UNREADABLE, Observation, Reservations
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.keys import Keys

@@ -2,19 +2,25 @@
 
 import contextlib
 import json
+import logging
 from collections import Counter
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 import redis
 
 from sweeperd.document import Document
-from sweeperd.ops.reconcile.report import Fault, Finding, ReconcileReport, WalkedShardDocument, WalkStage, log
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
 from sweeperd.store.errors import is_full
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
 from sweeperd.text import decode
 
+# `status` only reads `last`, and the models of a report take a while to import.
+if TYPE_CHECKING:
+    from sweeperd.ops.reconcile.report import ReconcileReport, WalkedShardDocument
+
+log = logging.getLogger(__name__)
 ModelT = TypeVar("ModelT", bound=pydantic.BaseModel)
 #: How many findings of a walk are kept. All are counted.
 KEPT = 20
@@ -43,7 +49,9 @@ class WalkCursor(Document):
     #: Fault, id in hex, found, expected.
     findings: list[tuple[Fault, str, str, str]]
 
-    def report(self, kind: Kind) -> ReconcileReport:
+    def report(self, kind: Kind) -> "ReconcileReport":
+        from sweeperd.ops.reconcile.report import Finding, ReconcileReport  # noqa: PLC0415
+
         tallied = {"hashes", "entries", "dismissed", "foreign_expiries", "held", "held_because"}
         same = self.model_dump(include={*tallied, "started_at"})
         findings = [
@@ -63,7 +71,7 @@ class LastWalk(Document):
     drifted: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, shard: Shard, report: ReconcileReport) -> "LastWalk":
+    def of(cls, shard: Shard, report: "ReconcileReport") -> "LastWalk":
         """The walk that has just ended."""
         drifted = tuple(_budget_name(shard, key) for key in report.drifted)
         found = report.found - report.mended
@@ -86,8 +94,10 @@ class WalkStore:
     def last(self) -> LastWalk | None:
         return self._read("last", LastWalk)
 
-    def report(self) -> WalkedShardDocument | None:
+    def report(self) -> "WalkedShardDocument | None":
         """The report of the last complete walk; None if there is none, or if another version wrote it."""
+        from sweeperd.ops.reconcile.report import WalkedShardDocument  # noqa: PLC0415
+
         last, report = self._client.hmget(self._key, f"last{self._suffix}", f"report{self._suffix}")
         try:
             finished_at = LastWalk.model_validate_json(last or b"").finished_at
@@ -103,7 +113,7 @@ class WalkStore:
         """Stores the cursor of a walk. If Redis is full, it is lost, and the next walk starts over."""
         self._write({"cursor": cursor.model_dump_json()})
 
-    def finish(self, walk: LastWalk, report: ReconcileReport) -> bool:
+    def finish(self, walk: LastWalk, report: "ReconcileReport") -> bool:
         """Stores a complete walk. Returns False if Redis is full."""
         self._client.hdel(self._key, f"cursor{self._suffix}")
         document = report.document(self._shard).model_dump(

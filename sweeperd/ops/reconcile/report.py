@@ -1,7 +1,5 @@
 """Reports what a walk found."""
 
-import enum
-import logging
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import islice
@@ -10,48 +8,16 @@ from typing import Annotated
 from pydantic import Field, WithJsonSchema
 
 from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.ops.reconcile.faults import MENDABLE_FAULTS, Fault, faults_of
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import FarAhead
-from sweeperd.sweep.kind import Budgets, Kind
+from sweeperd.sweep.kind import Kind
 from sweeperd.text import decode
 
-log = logging.getLogger(__name__)
 #: Up to how many findings a report holds by default; all are counted.
 FINDINGS = 100
 #: Up to how many ids a report holds for `mend`, and of reservations that another sweeper expired.
 MENDABLE, NAMED = 1_000_000, 20
-
-
-class Fault(enum.StrEnum):
-    LOST = "lost"
-    ORPHAN = "orphan"
-    WRONG_SCORE = "wrong_score"
-    SHORT_TTL = "short_ttl"
-    FOREIGN_QUARANTINE = "foreign_quarantine"
-    BUDGET_DRIFT = "budget_drift"
-    SUM_DRIFT = "sum_drift"
-
-    @property
-    def meaning(self) -> str:
-        return _MEANINGS[self]
-
-    @property
-    def mendable(self) -> bool:
-        """Whether `mend` repairs the fault."""
-        return self in _MENDABLE
-
-
-_MENDABLE = (Fault.LOST, Fault.ORPHAN, Fault.WRONG_SCORE, Fault.SHORT_TTL)
-_MEANINGS = {
-    Fault.LOST: "active hash that the index lacks; --repair adds it",
-    Fault.ORPHAN: "index entry without a hash; --repair removes it",
-    Fault.WRONG_SCORE: "score in the index that differs from the deadline of the hash; --repair sets it",
-    Fault.SHORT_TTL: "active hash whose TTL may end before the entry expires; --repair extends the TTL",
-    Fault.FOREIGN_QUARANTINE: "reservation that another sweeper quarantined; `quarantine adopt` takes it over",
-    Fault.BUDGET_DRIFT: "budget whose reserved differs from what its reservations hold; see `ledger show`, "
-    "--repair-budget",
-    Fault.SUM_DRIFT: "counter that differs from the sum over the active hashes",
-}
 
 
 @dataclass
@@ -73,25 +39,6 @@ class Named:
         return f"{self.count} ({', '.join(map(decode, self.ids))}{more})"
 
 
-def faults_of(kind: Kind) -> tuple[Fault, ...]:
-    foreign = (Fault.FOREIGN_QUARANTINE,) if kind.cycles else ()
-    drift = Fault.BUDGET_DRIFT if isinstance(kind.counters, Budgets) else Fault.SUM_DRIFT
-    return (*_MENDABLE, *foreign, drift)
-
-
-class WalkStage(enum.StrEnum):
-    """
-    A walk over reservations reads the budgets first, and sums up while it walks the hashes. Any other walk sums up
-    after the index, and again if a counter seems wrong.
-    """
-
-    BUDGETS = "reading the budgets"
-    HASHES = "walking the hashes"
-    INDEX = "walking the index"
-    COUNTERS = "adding up for the counters"
-    AGAIN = "adding up again"
-
-
 def _one_of(*faults: Fault) -> WithJsonSchema:
     return WithJsonSchema({"enum": [fault.value for fault in faults]})
 
@@ -99,7 +46,7 @@ def _one_of(*faults: Fault) -> WithJsonSchema:
 class IndexFindingDocument(Document):
     """A fault of the index or of the TTL of a hash."""
 
-    fault: Annotated[Fault, _one_of(*_MENDABLE, Fault.FOREIGN_QUARANTINE)]
+    fault: Annotated[Fault, _one_of(*MENDABLE_FAULTS, Fault.FOREIGN_QUARANTINE)]
     id: Text = Field(validation_alias="subject")
     score: str | None = Field(description="In the index, ms on Redis's clock; null without one, and for `short_ttl`.")
     deadline: str | None = Field(description="ms on Redis's clock, as the hash has it; null if there is none.")

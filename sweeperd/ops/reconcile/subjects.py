@@ -12,8 +12,9 @@ import redis
 from sweeperd.config import Settings, SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.errors import KindRefused
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
 from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
-from sweeperd.ops.reconcile.report import Fault, Finding, WalkStage
+from sweeperd.ops.reconcile.report import Finding
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches

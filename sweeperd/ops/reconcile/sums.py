@@ -14,7 +14,8 @@ from typing import NamedTuple
 from sweeperd.config.kinds import SumSettings
 from sweeperd.config.templates import Word, parse_word
 from sweeperd.ops.reconcile.counters import Counters
-from sweeperd.ops.reconcile.report import Fault, Finding, Named, WalkStage
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
+from sweeperd.ops.reconcile.report import Finding, Named
 from sweeperd.ops.reconcile.subjects import CONFIRM, ConfiguredKind
 from sweeperd.store.scripts import Script, batches, run_commands
 from sweeperd.sweep.kind import Outcome

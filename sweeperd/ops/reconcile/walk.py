@@ -14,8 +14,9 @@ from itertools import islice
 from sweeperd.ops.reconcile.bloom import BloomFilter
 from sweeperd.ops.reconcile.budgets import BudgetCounters
 from sweeperd.ops.reconcile.counters import Counters
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
 from sweeperd.ops.reconcile.last_walk import WalkCursor
-from sweeperd.ops.reconcile.report import FINDINGS, Fault, ReconcileReport, Tally, WalkStage
+from sweeperd.ops.reconcile.report import FINDINGS, ReconcileReport, Tally
 from sweeperd.ops.reconcile.subjects import CONFIRM, HELD, ConfiguredKind, Observation, Reservations, Subject
 from sweeperd.ops.reconcile.sums import AGREEING, SumCounters
 from sweeperd.ops.reconcile.throttle import Interrupted

@@ -10,7 +10,7 @@ import redis
 
 from sweeperd.config import load
 from sweeperd.metrics import Metrics
-from sweeperd.ops.reconcile.report import WalkStage
+from sweeperd.ops.reconcile.faults import WalkStage
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.walk import reconcile
 from sweeperd.store import Shard

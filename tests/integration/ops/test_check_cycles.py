@@ -10,8 +10,8 @@ from sweeperd.config import RedisSettings, Settings
 from sweeperd.ops.check.cycles import CYCLES_CHECKS, RECENT
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel
 from sweeperd.ops.check.server import check_shard
+from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.last_walk import LastWalk
-from sweeperd.ops.reconcile.report import Fault
 from sweeperd.store import Shard
 from tests.fixture.cycles.load import load
 from tests.integration.conftest import Cli

@@ -13,7 +13,8 @@ from sweeperd.ledger import Ledger
 from sweeperd.metrics import Metrics
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel
 from sweeperd.ops.check.server import check_shard
-from sweeperd.ops.reconcile.report import Fault, ReconcileReport
+from sweeperd.ops.reconcile.faults import Fault
+from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile

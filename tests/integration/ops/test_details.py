@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.ops import quarantine
-from sweeperd.ops.quarantine import ReasonCount
+from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.status import read_details, read_status
 from sweeperd.store import Shard
 from sweeperd.sweep import configured, kinds_of

@@ -16,8 +16,9 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.ops.quarantine import Quarantine, QuarantineFilter
 from sweeperd.ops.reconcile.budgets import MOMENT_PAUSE, MOMENTS, BudgetCounters, judge_budget
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
 from sweeperd.ops.reconcile.last_walk import WalkCursor
-from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import Reservations, WalkProgress
 from sweeperd.ops.reconcile.throttle import Interrupted, Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile

@@ -13,7 +13,8 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.context import Timing
 from sweeperd.ops.reconcile import keyspace
-from sweeperd.ops.reconcile.report import Fault, ReconcileReport, WalkStage
+from sweeperd.ops.reconcile.faults import Fault, WalkStage
+from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.sums import fingerprint
 from sweeperd.ops.reconcile.throttle import Throttle

@@ -22,7 +22,8 @@ from sweeperd.config import SweepSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.ledger import Ledger
 from sweeperd.ops.reconcile import budgets, keyspace, subjects
-from sweeperd.ops.reconcile.report import Fault, Finding, ReconcileReport
+from sweeperd.ops.reconcile.faults import Fault
+from sweeperd.ops.reconcile.report import Finding, ReconcileReport
 from sweeperd.ops.reconcile.subjects import Reservations
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile

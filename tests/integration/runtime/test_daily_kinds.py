@@ -16,7 +16,7 @@ from sweeperd.config import RedisSettings, Settings
 from sweeperd.context import Timing
 from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
-from sweeperd.ops.reconcile.report import WalkStage
+from sweeperd.ops.reconcile.faults import WalkStage
 from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
 from tests.support.acl import refusals

@@ -12,8 +12,8 @@ from sweeperd.ops.endpoint_status import ReplayDocument, ReplicaDocument
 from sweeperd.ops.health import ShardView
 from sweeperd.ops.history import StatusSample
 from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
-from sweeperd.ops.quarantine import ReasonCount
 from sweeperd.ops.rate import Rate
+from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.status import Details, Due, ShardStatus
 from sweeperd.ops.status_report import status_report
 from sweeperd.outbox import CircuitNote

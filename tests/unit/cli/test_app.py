@@ -178,6 +178,14 @@ def test_a_command_that_sends_nothing_imports_little(command: str) -> None:
     ids=["version", "help", "completion", "commands", "options"],
 )
 def test_what_needs_no_settings_imports_neither_them_nor_redis(arguments: list[str], variables: dict[str, str]) -> None:
+    done = imported(arguments, variables)
+    assert done.returncode == 0, done.stderr
+    heavy = {"redis", "pydantic", "rich", "prometheus_client", "opentelemetry", "sweeperd.config", "sweeperd.metrics"}
+    assert not heavy & set(done.stderr.split())
+
+
+def imported(arguments: list[str], variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A run of the command that ends with the imported modules on standard error."""
     program = "\n".join(
         [
             "import atexit, sys",
@@ -189,10 +197,34 @@ def test_what_needs_no_settings_imports_neither_them_nor_redis(arguments: list[s
     )
     env = os.environ | variables
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
     assert done.stdout
-    heavy = {"redis", "pydantic", "rich", "prometheus_client", "opentelemetry", "sweeperd.config", "sweeperd.metrics"}
-    assert not heavy & set(done.stderr.split())
+    return done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        (["endpoints", "keygen"], {"redis", "pydantic", "opentelemetry", "requests", "rich", "sweeperd.config"}),
+        (
+            ["status"],
+            {
+                *("opentelemetry", "psutil", "requests", "rich", "prometheus_client", "apscheduler"),
+                *("sweeperd.metrics", "sweeperd.delivery", "sweeperd.runtime.service", "sweeperd.ops.status_report"),
+                *("sweeperd.ops.quarantine", "sweeperd.ops.reconcile.report", "sweeperd.ops.reconcile.subjects"),
+            },
+        ),
+    ],
+    ids=["keygen", "status"],
+)
+def test_a_command_imports_only_what_it_runs(arguments: list[str], spared: set[str]) -> None:
+    # It ends with 1 if it needs a Redis, since there is none.
+    done = imported(arguments, {"SWEEPERD_REDIS__URL": "redis://127.0.0.1:1", "SWEEPERD_CONFIG": os.devnull})
+    assert done.returncode == int("redis" not in spared)
+    modules = set(done.stderr.splitlines()[-1].split())
+    assert "sweeperd.webhook_keys" in modules
+    assert not spared & modules
+    if arguments == ["status"]:
+        assert "redis" in modules
 
 
 def test_the_help_of_each_command_is_in_the_list() -> None:

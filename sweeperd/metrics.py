@@ -413,6 +413,7 @@ class SweepMetrics:
         self.expiry_lag = histogram(
             "sweeperd_expiry_lag_seconds", "From the end of the grace to the expiry", SWEEP, buckets=LAG_BUCKETS
         )
+        self.alive_entries = gauge("sweeperd_alive_entries", "Entries in the index", SWEEP)
         self.due_entries = gauge("sweeperd_due_entries", "Index entries past their deadline", SWEEP)
         self.oldest_due = gauge("sweeperd_oldest_due_seconds", "How overdue the oldest deadline is", SWEEP)
         self.quarantined_entries = gauge("sweeperd_quarantined_entries", "Entries in quarantine", SWEEP)
@@ -442,8 +443,8 @@ class SweepMetrics:
         self.missing_budgets = counter(
             "sweeperd_missing_budgets_total", "Budgets and counters missing at expiry", SWEEP
         )
-        self.expiry_spikes = counter("sweeperd_expiry_spikes_total", "Spikes of a tenant's expiry rate", SHARD)
-        self.closed_budgets = counter("sweeperd_closed_budgets_total", "Scopes with a closed budget at expiry", SHARD)
+        self.expiry_spikes = counter("sweeperd_expiry_spikes_total", "Spikes of a tenant's expiry rate", SWEEP)
+        self.closed_budgets = counter("sweeperd_closed_budgets_total", "Scopes with a closed budget at expiry", SWEEP)
         self.quarantined = counter("sweeperd_quarantined_total", "Entries quarantined by reason", [*SWEEP, "reason"])
         self.leases_lost = counter("sweeperd_leases_lost_total", "Leases lost during a sweep", SWEEP)
         self.redis_up = gauge("sweeperd_redis_up", "1 if Redis responds and accepts writes, else 0", SHARD)
@@ -459,10 +460,9 @@ class SweepMetrics:
             self.unexpected.labels(shard, kind, outcome)
         for reason in reasons:
             self.quarantined.labels(shard, kind, reason)
-        for metric in (self.sweep_duration, self.expiry_lag, self.missing_budgets, self.leases_lost):
+        counters = (self.missing_budgets, self.closed_budgets, self.expiry_spikes, self.leases_lost)
+        for metric in (self.sweep_duration, self.expiry_lag, *counters):
             metric.labels(shard, kind)
-        self.closed_budgets.labels(shard)
-        self.expiry_spikes.labels(shard)
         self.redis_up.labels(shard)
 
     def expired(self, kind: str, tenant: str, count: int = 1) -> None:
@@ -483,7 +483,7 @@ class SweepMetrics:
     def retain(self, shard: str, kinds: Collection[str]) -> None:
         """Drop the gauges of all kinds except these."""
         swept = self._swept.get(shard, set())
-        backlog = (self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
+        backlog = (self.alive_entries, self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
         more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven, self.deferred_entries)
         for kind in swept - set(kinds):
             for gauge in (self.pipeline_depth, *backlog, *more):

@@ -20,10 +20,10 @@ from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.store.shard import Shard
 from sweeperd.text import mib, per_second, span, timestamp
 
-_SHARDS = ("shard", "due", "in grace", "overdue", "oldest overdue", "quarantined", "dead letters", "memory")
-_SWEEP = ("shard", "last tick", "by", "took", "expired", "per second", "empty in", "sweeping now")
-_KINDS = ["shard", "kind", "due", "oldest due", "held", "deferred", "protected", "quarantined"]
-_KINDS += ["last tick", "by", "took", "expired", "sweeping now"]
+_KINDS = ["shard", "kind", "alive", "due", "in grace", "overdue", "oldest overdue"]
+_KINDS += ["held", "deferred", "protected", "quarantined"]
+_SWEEPS = ["shard", "kind", "last tick", "by", "took", "expired", "per second", "empty in", "sweeping now"]
+_SHARDS = ("shard", "dead letters", "memory")
 _PROCESSES = ("shard", "process", "role", "version", "running for", "last heartbeat", "sweeps", "events in hand")
 _ENDPOINTS = ("shard", "endpoint", "state", "pending", "oldest", "per second", "empty in", "dead letters", "details")
 
@@ -50,15 +50,15 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
 @click.pass_obj
 def command(options: Options, watch: bool, interval: float, every: bool, shard: str | None, as_json: bool) -> None:
     """
-    Show due, overdue and quarantined entries of each shard, the last sweep, and the backlog of each endpoint.
+    Show the entries of each kind on each shard, its last sweep, the backlog of each endpoint, and the processes.
 
-    due: the deadline in the index has passed. in grace: a late commit is still accepted. overdue: the next tick expires
-    these. Above 200 due entries, the last two are estimated from a sample of 200 (shown with ~). pending: events to
-    deliver, estimated (~) if there are many; "no group" means that the endpoint's consumer group is missing, which a
-    daemon creates within 15 s.
+    alive: all entries of the index. due: the deadline in the index has passed. in grace: a late commit is still
+    accepted. overdue: the next tick acts on these. Above 200 due entries, the last two are estimated from a sample of
+    200 (shown with ~). pending: events to deliver, estimated (~) if there are many; "no group" means that the
+    endpoint's consumer group is missing, which a daemon creates within 15 s.
 
-    per second: expiries, or deliveries of all processes, over the last minute or the last 2,000 of them. empty in: how
-    long the current backlog takes at this rate.
+    per second: expiries of the kind, or deliveries of all processes, over the last minute or the last 2,000 events.
+    empty in: how long the current backlog takes at this rate.
 
     A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed for an hour.
 
@@ -95,9 +95,9 @@ def _readings(settings: Settings, shards: Sequence[Shard], interval: float | Non
 
 def _tables(statuses: Sequence[ShardStatus], every: bool) -> list[tuple[Sequence[str], list[Sequence[object]]]]:
     tables = [
-        (_SHARDS, list(map(_shard_row, statuses))),
-        (_SWEEP, list(map(_sweep_row, statuses))),
-        (_KINDS, [_kind_row(status, kind) for status in statuses for kind in status.kinds]),
+        (_KINDS, [row for status in statuses for row in _kind_rows(status)]),
+        (_SWEEPS, [_sweep_row(status, kind) for status in statuses for kind in status.kinds]),
+        (_SHARDS, [_shard_row(status) for status in statuses if status.reachable]),
         (_ENDPOINTS, _endpoint_rows(statuses, every)),
         (_PROCESSES, [_process_row(status, each) for status in statuses for each in status.processes.known or ()]),
     ]
@@ -125,21 +125,28 @@ def _show(output: Output, statuses: Sequence[ShardStatus], every: bool) -> None:
         warn(note)
 
 
-def _shard_row(status: ShardStatus) -> Sequence[object]:
+def _kind_rows(status: ShardStatus) -> Iterator[Sequence[object]]:
     if not status.reachable:
-        return status.name, Cell("down", "bold red"), *[None] * (len(_SHARDS) - 2)
-    due = status.due
-    about = "" if due.exact else "~"
-    return (
-        status.name,
-        due.entries,
-        f"{about}{due.in_grace}",
-        Cell(f"{about}{due.overdue}", "yellow" if due.overdue else ""),
-        Cell(span(due.oldest_overdue_seconds), "yellow") if due.overdue else None,
-        Cell(status.quarantined, "red" if status.quarantined else ""),
-        Cell(status.dead_letters, "red" if status.dead_letters else ""),
-        _memory(status),
-    )
+        yield status.name, Cell("down", "bold red"), *[None] * (len(_KINDS) - 2)
+    for kind in status.kinds:
+        about = "" if kind.exact else "~"
+        yield (
+            status.name,
+            kind.kind,
+            kind.alive,
+            kind.due,
+            f"{about}{kind.in_grace}",
+            Cell(f"{about}{kind.overdue}", "yellow" if kind.overdue else ""),
+            Cell(span(kind.oldest_overdue_seconds), "yellow") if kind.overdue else None,
+            Cell(kind.held, "red") if kind.held else None,
+            Cell(kind.deferred, "red") if kind.deferred else None,
+            kind.protected or None,
+            Cell(kind.quarantined, "red" if kind.quarantined else ""),
+        )
+
+
+def _shard_row(status: ShardStatus) -> Sequence[object]:
+    return status.name, Cell(status.dead_letters, "red" if status.dead_letters else ""), _memory(status)
 
 
 def _memory(status: ShardStatus) -> Cell | None:
@@ -152,31 +159,14 @@ def _memory(status: ShardStatus) -> Cell | None:
     return Cell(f"{percent} %", "red" if percent >= 100 else "yellow" if percent >= ALMOST_FULL else "")
 
 
-def _sweep_row(status: ShardStatus) -> Sequence[object]:
-    tick, age, rate = status.tick, status.tick_age_seconds, per_second(status.rate.per_second)
+def _sweep_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
+    tick, age = kind.tick, kind.tick_age_seconds
     if tick is None or age is None:
-        return status.name, Cell("never" if status.reachable else None, "yellow"), *[None] * 5, status.sweeping
+        return status.name, kind.kind, Cell("never", "yellow"), *[None] * 5, kind.sweeping
     took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    empty_in = _empty_in(status.due.overdue, status.empty_in_seconds)
-    return status.name, f"{span(age)} ago", tick.by, took, tick.expired, rate, empty_in, status.sweeping
-
-
-def _kind_row(status: ShardStatus, kind: KindDocument) -> Sequence[object]:
-    tick = kind.tick
-    row: tuple[object, ...] = (
-        status.name,
-        kind.kind,
-        Cell(kind.due, "yellow" if kind.due else ""),
-        span(kind.oldest_due_seconds) if kind.due else None,
-        Cell(kind.held, "red") if kind.held else None,
-        Cell(kind.deferred, "red") if kind.deferred else None,
-        kind.protected or None,
-        Cell(kind.quarantined, "red" if kind.quarantined else ""),
-    )
-    if tick is None:
-        return *row, Cell("never", "yellow"), None, None, None, kind.sweeping
-    took = f"{tick.seconds:.3f} s{'' if tick.complete else ', cut short'}"
-    return *row, f"{span(tick.age_seconds(status.now_ms))} ago", tick.by, took, tick.expired, kind.sweeping
+    rate = None if kind.rate is None else per_second(kind.rate)
+    empty_in = _empty_in(kind.overdue, kind.empty_in_seconds)
+    return status.name, kind.kind, f"{span(age)} ago", tick.by, took, kind.expired, rate, empty_in, kind.sweeping
 
 
 def _process_row(status: ShardStatus, process: ProcessDocument) -> Sequence[object]:

@@ -47,8 +47,6 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
         text = f"no walk has run yet over {', '.join(status.unwalked)}"
         commands = tuple(command_line("reconcile", *kind_option(name), *options) for name in status.unwalked)
         yield Advice(text, commands, "sweeperdreconcileneverended")
-    if status.last_walk:
-        yield from _walk_advice(status, status.last_walk, "the last walk", options)
     for kind in status.kinds:
         if kind.held:
             entries = "entry is" if kind.held == 1 else "entries are"
@@ -56,8 +54,9 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
             commands = (command_line("check", *options), command_line("kinds", "accept", kind.kind, *options))
             yield Advice(text, commands, "sweeperdentriesheld")
         if kind.last_walk:
-            over = f"the last walk over {kind.kind}"
-            yield from _walk_advice(status, kind.last_walk, over, (*kind_option(kind.kind), *options))
+            option = kind_option(kind.kind)
+            name = f"the last walk over {kind.kind}" if option else "the last walk"
+            yield from _walk_advice(status, kind.last_walk, name, (*option, *options))
 
 
 def _memory_advice(status: ShardStatus, options: Sequence[str]) -> Iterator[Advice]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_health import Finding, HealthLevel, judge_endpoint
-from sweeperd.ops.status import ShardStatus
+from sweeperd.ops.status import KindDocument, ShardStatus
 from sweeperd.text import span
 
 #: A status that is older is stale, seconds. Without a viewer a shard is read every 15 s.
@@ -89,11 +89,11 @@ def _sweep(settings: Settings, view: ShardView) -> Iterator[Finding]:
     for kind in status.kinds:
         if kind.held:
             yield HealthLevel.BAD, f"{kind.kind}: {kind.held:,} held: {kind.held_because}"
-    due = status.due
-    if due.oldest_overdue_seconds > OVERDUE_WATCH:
-        level = HealthLevel.BAD if due.oldest_overdue_seconds > OVERDUE_BAD else HealthLevel.WATCH
-        about = "" if due.exact else "about "
-        yield level, f"{about}{due.overdue:,} overdue, the oldest for {span(due.oldest_overdue_seconds)}"
+        oldest = kind.oldest_overdue_seconds
+        if oldest > OVERDUE_WATCH:
+            level = HealthLevel.BAD if oldest > OVERDUE_BAD else HealthLevel.WATCH
+            about = "" if kind.exact else "about "
+            yield level, f"{_named(status, kind)}{about}{kind.overdue:,} overdue, the oldest for {span(oldest)}"
 
 
 def _memory(status: ShardStatus) -> Iterator[Finding]:
@@ -106,17 +106,21 @@ def _memory(status: ShardStatus) -> Iterator[Finding]:
 
 
 def _ticks(settings: Settings, view: ShardView, status: ShardStatus) -> Iterator[Finding]:
-    """Whether the last sweep of reservations, if they are swept, and of each kind is recent."""
+    """Whether the last sweep of each kind is recent."""
     # A dead replica is replaced after the lease's TTL and an interval; a drain may use up its time budget.
     sweep = settings.sweep
     late = (3 * sweep.interval + sweep.lease_ttl).total_seconds() + 10
-    ticks = [("", status.tick, status.sweeping)] if settings.reservations.enabled else []
-    for name, tick, sweeping in [*ticks, *((f"{kind.kind}: ", kind.tick, kind.sweeping) for kind in status.kinds)]:
-        limit = late + (sweep.time_budget.total_seconds() if sweeping else 0)
-        if tick is None:
+    for kind in status.kinds:
+        limit, name = late + (sweep.time_budget.total_seconds() if kind.sweeping else 0), _named(status, kind)
+        if kind.tick_age_seconds is None:
             yield HealthLevel.WATCH, f"{name}no sweep has ended yet"
-        elif (age := tick.age_seconds(status.now_ms) + view.age_seconds) > limit:
+        elif (age := kind.tick_age_seconds + view.age_seconds) > limit:
             yield HealthLevel.BAD, f"{name}not swept for {span(age)}"
+
+
+def _named(status: ShardStatus, kind: KindDocument) -> str:
+    """The name of the kind before a finding; empty if it is the only one."""
+    return f"{kind.kind}: " if len(status.kinds) > 1 else ""
 
 
 def _deliveries(view: ShardView) -> Iterator[Finding]:
@@ -135,11 +139,9 @@ def _quarantined(view: ShardView) -> Iterator[Finding]:
     if view.status is None:
         yield HealthLevel.WATCH, UNKNOWN
         return
-    if view.status.quarantined:
-        yield HealthLevel.WATCH, f"{view.status.quarantined:,} in quarantine"
     for kind in view.status.kinds:
         if kind.quarantined:
-            yield HealthLevel.WATCH, f"{kind.quarantined:,} of {kind.kind} in quarantine"
+            yield HealthLevel.WATCH, f"{_named(view.status, kind)}{kind.quarantined:,} in quarantine"
     if view.status.dead_letters:
         letters = "dead letter" if view.status.dead_letters == 1 else "dead letters"
         yield HealthLevel.WATCH, f"{view.status.dead_letters:,} {letters}"

@@ -14,15 +14,23 @@ SAMPLE_EVERY, REMEMBERED, WATCHED_FOR = 15.0, 3600.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
+class KindSample:
+    """One kind at one moment."""
+
+    overdue: int
+    quarantined: int
+    #: Expiries per second; None if unknown.
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSample:
     """One shard at one moment. None if Redis did not answer."""
 
     #: Monotonic, seconds.
     at: float
-    overdue: int | None = None
-    quarantined: int | None = None
-    #: Expiries per second, and when the status was read, ms on Redis's clock.
-    rate: float | None = None
+    kinds: Mapping[str, KindSample] | None = None
+    #: When the status was read, ms on Redis's clock.
     now_ms: int = 0
     #: Endpoint -> events that wait.
     pending: Mapping[str, int | None] | None = None
@@ -94,9 +102,7 @@ def _sample(at: float, status: ShardStatus) -> StatusSample:
         return StatusSample(at)
     return StatusSample(
         at,
-        status.due.overdue,
-        status.quarantined,
-        status.rate.per_second,
+        {kind.kind: KindSample(kind.overdue, kind.quarantined, kind.rate) for kind in status.kinds},
         status.now_ms,
         {endpoint.endpoint: endpoint.pending for endpoint in status.endpoints if endpoint.configured},
     )

@@ -20,7 +20,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.endpoint_health import most_troubled
 from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, count_dead_letters, read_endpoints
 from sweeperd.ops.processes import Processes, read_processes
-from sweeperd.ops.rate import Rate, read_rate
+from sweeperd.ops.rate import Rate, Rates, read_rates
 from sweeperd.ops.reasons import ReasonCount, count_reasons
 from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.outbox.attempts import Attempt, read_all_attempts
@@ -29,10 +29,10 @@ from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
 from sweeperd.store.memory import MemoryUse
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.backlog import read_index_backlog
+from sweeperd.sweep.backlog import Backlog, read_index_backlog
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.explanation import explain
-from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.kind import PROTECTED, Kind, Outcome
 from sweeperd.sweep.last_sweep import LastSweep, read_last_sweep
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import spread
@@ -124,8 +124,13 @@ class WalkDocument(Document):
 
 class KindDocument(Document):
     kind: str
+    alive: Count = Field(description="All entries of the index.")
     due: Count = Field(description="Entries whose deadline has passed, by the index.")
     oldest_due_seconds: float
+    in_grace: Count = Field(description="Due entries whose grace has not ended.")
+    overdue: Count = Field(description="Due entries on which a sweep would act now.")
+    exact: bool = Field(description="False if in_grace and overdue are estimates.")
+    oldest_overdue_seconds: Seconds = Field(description="Since the earliest end of a grace in the sample.")
     quarantined: Count
     protected: Count = Field(description="Overdue entries that `unless` protects from their expiry.")
     oldest_protected_seconds: Seconds = Field(description="How long ago the grace of the oldest of them ended.")
@@ -135,9 +140,37 @@ class KindDocument(Document):
     deferred: Count = Field(
         description="Overdue entries that wait because Redis is above sweep.memory_limit, as of the last full tick."
     )
+    expired: Count = Field(description="All expiries so far.")
+    rate: float | None = Field(description="Expiries per second, or null.")
+    rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
+    empty_in_seconds: Seconds | None = Field(description="How long overdue entries take at this rate; null: forever.")
     tick: LastSweep | None = Field(description="null before the first sweep.")
+    tick_age_seconds: Seconds | None
     sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
     last_walk: WalkDocument | None = Field(description="The last walk over this kind; null before the first.")
+
+    @classmethod
+    def of(
+        cls, name: str, backlog: Backlog, due: "Due", rate: Rate, tick: LastSweep | None, now: int, **more: Any
+    ) -> "KindDocument":
+        """`now`: ms on Redis's clock. `more`: `sweeping` and `last_walk`."""
+        return cls.made_of(
+            backlog,
+            kind=name,
+            due=due.entries,
+            in_grace=due.in_grace,
+            overdue=due.overdue,
+            exact=due.exact,
+            oldest_due_seconds=due.oldest_seconds,
+            oldest_overdue_seconds=due.oldest_overdue_seconds,
+            expired=tick.expired if tick else 0,
+            rate=rate.known,
+            rate_window_seconds=rate.window_seconds,
+            empty_in_seconds=rate.seconds_for(due.overdue),
+            tick=tick,
+            tick_age_seconds=tick.age_seconds(now) if tick else None,
+            **{"sweeping": "", "last_walk": None} | more,
+        )
 
 
 class MemoryDocument(Document):
@@ -168,18 +201,12 @@ class ShardStatus:
     error: str = ""
     #: When the status was read, ms on Redis's clock.
     now_ms: int = 0
-    due: Due = Due()
-    quarantined: int = 0
-    tick: LastSweep | None = None
-    sweeping: str = ""
-    #: The configured kinds; the other fields about sweep and walk are about reservations.
+    #: All kinds that are swept, reservations first.
     kinds: tuple[KindDocument, ...] = ()
     endpoints: tuple[EndpointDocument, ...] = ()
     dead_letters: int = 0
     #: Whether there are no more than LETTERS, so that those of each endpoint are exact.
     dead_letters_counted: bool = True
-    rate: Rate = field(default_factory=Rate)
-    last_walk: WalkDocument | None = None
     processes: Processes = field(default_factory=Processes)
     #: None if this user may not run INFO.
     memory: MemoryUse | None = None
@@ -201,12 +228,17 @@ class ShardStatus:
         return None if self.memory is None else self.memory.percent
 
     @property
-    def tick_age_seconds(self) -> float | None:
-        return None if self.tick is None else self.tick.age_seconds(self.now_ms)
+    def reservations(self) -> KindDocument:
+        """The built-in kind, with nothing in it if it is not swept."""
+        nothing = KindDocument.of(RESERVATIONS, Backlog(0, 0.0, 0), Due(), Rate(), None, self.now_ms)
+        return next((kind for kind in self.kinds if kind.kind == RESERVATIONS), nothing)
 
     @property
-    def empty_in_seconds(self) -> float | None:
-        return self.rate.seconds_for(self.due.overdue)
+    def due(self) -> Due:
+        """The due reservations."""
+        found = self.reservations
+        oldest = found.oldest_due_seconds, found.oldest_overdue_seconds
+        return Due(found.due, found.in_grace, found.overdue, found.exact, *oldest)
 
 
 def read_status(
@@ -238,57 +270,58 @@ def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
 def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory | None) -> ShardStatus:
     now = shard.read_clock()
     kinds = kinds_of(settings, shard)
-    read = {name: _kind(shard, kind, now) for name, kind in kinds.items()}
-    deferred = sum(kind.deferred for kind in read.values())
+    rates, batch = read_rates(shard), settings.sweep.pipeline_depth
+    read = tuple(_kind(shard, kind, now, rates, batch, sample) for kind in kinds.values())
+    deferred = sum(kind.deferred for kind in read)
     walked = settings.reconcile.interval is not None
-    unwalked = [name for name, each in read.items() if walked and each.last_walk is None]
+    unwalked = [kind.kind for kind in read if walked and kind.last_walk is None]
     dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
     by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
-    reservations: dict[str, Any] = {}
-    if built_in := read.pop(RESERVATIONS, None):
-        reservations = {name: getattr(built_in, name) for name in ("quarantined", "tick", "sweeping", "last_walk")}
-        batch = settings.sweep.pipeline_depth
-        reservations["due"] = _due(shard, kinds[RESERVATIONS], batch, now, built_in.due, sample)
     return ShardStatus(
         shard.name,
         shard.address,
         now_ms=now,
-        **reservations,
-        kinds=tuple(read.values()),
+        kinds=read,
         endpoints=read_endpoints(settings, shard, now, by_endpoint, memory),
         dead_letters=dead_letters,
         dead_letters_counted=dead_letters <= LETTERS,
-        rate=read_rate(shard),
         processes=read_processes(shard, now),
         memory=shard.memory.read(shard.client),
         deferred=deferred,
-        empty=not (built_in and built_in.due) and is_empty(shard, settings),
+        empty=not any(kind.alive for kind in read) and is_empty(shard, settings),
         unwalked=tuple(unwalked),
     )
 
 
-def _kind(shard: Shard, kind: Kind, now: int) -> KindDocument:
-    return KindDocument.made_of(
-        read_index_backlog(shard, kind, now),
-        kind=kind.name,
-        tick=read_last_sweep(shard, kind),
+def _kind(shard: Shard, kind: Kind, now: int, rates: Rates, batch: int, sample: int) -> KindDocument:
+    backlog, walk = read_index_backlog(shard, kind, now), WalkStore(shard, kind.walk_suffix).last()
+    return KindDocument.of(
+        kind.name,
+        backlog,
+        _due(shard, kind, batch, now, backlog, sample),
+        rates.of(kind.name),
+        read_last_sweep(shard, kind),
+        now,
         sweeping=holder(shard, kind.lease_job),
-        last_walk=WalkStore(shard, kind.walk_suffix).last(),
+        last_walk=None if walk is None else WalkDocument.model_validate(walk),
     )
 
 
-def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) -> Due:
+def _due(shard: Shard, kind: Kind, batch: int, now: int, backlog: Backlog, sample: int) -> Due:
+    due = backlog.due
     if not due:
         return Due()
     entries = spread(shard, kind.index, due, sample)
     if not entries:
         return Due()  # swept meanwhile
-    explanations = explain(shard, kind, [entry for entry, _ in entries], batch)
-    in_grace, oldest_overdue = 0, 0.0
+    explanations = explain(shard, kind, [entry for entry, _ in entries], batch, proven=backlog.proven)
+    in_grace, kept, oldest_overdue = 0, 0, 0.0
     for (_, score), explanation in zip(entries, explanations, strict=True):
         decision = explanation.decision
         if decision.outcome is Outcome.IN_GRACE:
             in_grace += 1
+        elif decision.outcome is Outcome.HELD or decision.detail == PROTECTED:
+            kept += 1
         elif decision.outcome is Outcome.EXPIRED:
             oldest_overdue = max(oldest_overdue, decision.lag_ms / 1000)
         else:
@@ -296,5 +329,6 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, due: int, sample: int) 
     exact = due <= sample
     if exact:
         due = len(entries)
-    in_grace = round(in_grace * due / len(entries))
-    return Due(due, in_grace, due - in_grace, exact, max(0.0, (now - moment_ms(entries[0][1])) / 1000), oldest_overdue)
+    in_grace, kept = (round(count * due / len(entries)) for count in (in_grace, kept))
+    oldest = max(0.0, (now - moment_ms(entries[0][1])) / 1000)
+    return Due(due, in_grace, max(0, due - in_grace - kept), exact, oldest, oldest_overdue)

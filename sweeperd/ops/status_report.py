@@ -37,27 +37,32 @@ class UnreachableShard(Document):
     error: str
 
 
+def _of_reservations(name: str, description: str | None = None) -> Any:
+    return Field(validation_alias=AliasPath("reservations", name), description=description)
+
+
 class ShardDocument(Document):
-    """A shard. Fields outside of `kinds` are about reservations."""
+    """A shard. The fields about due entries, quarantine, sweep, rate and walk are those of reservations in `kinds`."""
 
     shard: str = Field(validation_alias="name")
     address: str = Field(description="Where Redis is, without credentials.")
     reachable: Literal[True]
     now: Moment = Field(validation_alias="now_ms", description="When this was read, on Redis's clock.")
     due: Due
-    quarantined: Count
-    tick: LastSweep | None = Field(description="null before the first sweep.")
-    tick_age_seconds: Seconds | None
-    rate: float | None = Field(validation_alias=AliasPath("rate", "known"), description="Expiries per second, or null.")
-    rate_window_seconds: Seconds = Field(
-        validation_alias=AliasPath("rate", "window_seconds"),
-        description="The time over which the rate was measured.",
+    quarantined: Count = _of_reservations("quarantined")
+    tick: LastSweep | None = _of_reservations("tick", "null before the first sweep.")
+    tick_age_seconds: Seconds | None = _of_reservations("tick_age_seconds")
+    rate: float | None = _of_reservations("rate", "Expiries per second, or null.")
+    rate_window_seconds: Seconds = _of_reservations("rate_window_seconds", "The time over which the rate was measured.")
+    empty_in_seconds: Seconds | None = _of_reservations(
+        "empty_in_seconds", "How long overdue entries take at this rate; null: forever."
     )
-    empty_in_seconds: Seconds | None = Field(description="How long overdue entries take at this rate; null: forever.")
-    last_walk: WalkDocument | None = Field(description="The last walk of reconcile; null before the first.")
+    last_walk: WalkDocument | None = _of_reservations("last_walk", "The last walk of reconcile; null before the first.")
     empty: bool = Field(description="Whether Redis holds none of the keys: a wrong database or prefix?")
-    sweeping: str = Field(description="The process that sweeps now: host, process id and a random part; or empty.")
-    kinds: list[KindDocument] = Field(description="Each configured kind.")
+    sweeping: str = _of_reservations(
+        "sweeping", "The process that sweeps now: host, process id and a random part; or empty."
+    )
+    kinds: list[KindDocument] = Field(description="All kinds that are swept, reservations first.")
     endpoints: list[EndpointDocument]
     dead_letters: Count
     dead_letters_counted: bool = Field(description="Whether the dead letters of each endpoint are all counted.")
@@ -112,9 +117,7 @@ def _shard(
         "status": None if view.status is None else _status(settings, view.status, samples, options),
         "history": {
             "seconds_ago": [round(now - sample.at, 1) for sample in samples],
-            "overdue": [sample.overdue for sample in samples],
-            "expired_per_second": [sample.rate for sample in samples],
-            "quarantined": [sample.quarantined for sample in samples],
+            "down": [sample.kinds is None for sample in samples],
         },
     }
 
@@ -138,6 +141,13 @@ def _status(
             "history": [(sample.pending or {}).get(endpoint.endpoint) for sample in samples]
             if endpoint.configured
             else [],
+        }
+    for of_kind in document["kinds"]:
+        figures = [(sample.kinds or {}).get(of_kind["kind"]) for sample in samples]
+        of_kind["history"] = {
+            "overdue": [each and each.overdue for each in figures],
+            "expired_per_second": [each and each.rate for each in figures],
+            "quarantined": [each and each.quarantined for each in figures],
         }
     return document | {
         "warnings": [_advice(advice) for advice in shard_advice(status, options)],

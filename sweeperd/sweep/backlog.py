@@ -35,6 +35,8 @@ class Backlog:
     held_because: str = ""
     #: The expiries that the last full tick deferred because Redis was full.
     deferred: int = 0
+    #: All entries of the index.
+    alive: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +74,11 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     pipeline.zcard(kind.quarantine)
     pipeline.zcount(kind.index, far_from(now), "+inf")
     pipeline.hmget(kind.ticks, ["held", "held_because", "deferred"])
+    pipeline.zcard(kind.index)
     if kind.protected:
         pipeline.zcard(kind.protected)
         pipeline.zrange(kind.protected, 0, 0, withscores=True)
-    due, first, quarantined, far, row, *more = pipeline.execute()
+    due, first, quarantined, far, row, alive, *more = pipeline.execute()
     protected, longest = more or (0, [])
     # Another client may end the only due entry between the commands.
     oldest, longest_protected = _age(first, now) if due else 0.0, _age(longest, now)
@@ -92,6 +95,7 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
         int(held or b"0"),
         decode(because or b""),
         int(deferred or b"0"),
+        alive,
     )
 
 

@@ -193,7 +193,7 @@ class SweepTelemetry:
 
     def spiked(self, tenants: int) -> None:
         """This many tenants expire faster than usual."""
-        self._metrics.expiry_spikes.labels(self._shard).inc(tenants)
+        self._metrics.expiry_spikes.labels(self._shard, self._kind.name).inc(tenants)
         log.warning("expiries of tenants rose above their usual rate", extra={"shard": self._shard, "tenants": tenants})
 
     def lost_lease(self) -> None:
@@ -212,6 +212,7 @@ class SweepTelemetry:
         """Set the gauges."""
         metrics = self._metrics
         gauges = {
+            metrics.alive_entries: backlog.alive,
             metrics.due_entries: backlog.due,
             metrics.oldest_due: backlog.oldest_due_seconds,
             metrics.quarantined_entries: backlog.quarantined,
@@ -255,7 +256,7 @@ class SweepTelemetry:
             if decision.missing:
                 metrics.missing_budgets.labels(shard, kind).inc(len(decision.missing))
             if decision.closed:
-                metrics.closed_budgets.labels(shard).inc(len(decision.closed))
+                metrics.closed_budgets.labels(shard, kind).inc(len(decision.closed))
         for tenant, count in tenants.items():
             metrics.expired(kind, tenant, count)
             if self._kind.cycles:

@@ -216,9 +216,16 @@ def test_a_reason_of_a_kind_is_explained_and_its_protected_entries_are_counted(b
         ReasonCount("seat-hold", "MISSING_FIELD", 2, ("h1",), meaning),
         ReasonCount("seat-hold", "ODD", 1, ("x",)),
     )
+    (eu, _), *_ = busy()
+    assert eu.status is not None
     kind = kind_status("seat-hold", due=3, oldest_due_seconds=5.0, quarantined=3, protected=1200)
-    with opened(browser, ["hook"], changed(kinds=(kind,), details=Details(reasons))) as page:
-        page.shows("seat-hold: 3 due, 1,200 protected, 3 in quarantine")
+    with opened(browser, ["hook"], changed(kinds=(*eu.status.kinds, kind), details=Details(reasons))) as page:
+        page.shows("1,200 protected")
+        panels = page.run(
+            "[...document.querySelectorAll('.kind')].map((kind) => [kind.querySelector('header b').textContent, "
+            "...[...kind.querySelectorAll('.value b')].map((number) => number.textContent)])"
+        )
+        assert panels == [["reservations", "9", "8.42", "3"], ["seat-hold", "3", "0.00", "3"]]
         page.run("document.querySelectorAll('.reason').forEach((reason) => { reason.open = true; }), 0")
         page.shows(meaning)
         hidden = page.run("[...document.querySelectorAll('.reason')].map((reason) => reason.children[1].hidden)")
@@ -289,14 +296,14 @@ def hostile() -> Shards:
     letters = tuple(endpoint_status(name, state="unknown", dead_letters=1) for name in HOSTILE)
     failing = endpoint_status("hook", pending=5, state="open", failures=6, failure=HOSTILE[0] + HOSTILE[3])
     paused = endpoint_status("other", state="paused", paused_at=1, paused_reason=HOSTILE[4])
-    tick = replace(eu.status.tick, by=HOSTILE[3])  # type: ignore[type-var]
+    (kind,) = eu.status.kinds
+    tick = replace(kind.tick, by=HOSTILE[3])  # type: ignore[type-var]
     reasons = tuple(ReasonCount("reservations", text, 1, (text,)) for text in HOSTILE)
     attempts = {"hook": [replace(attempted(1, text), event_id=text, reason=text) for text in HOSTILE]}
     status = replace(
         eu.status,
         endpoints=(failing, paused, *letters),
-        sweeping=HOSTILE[0],
-        tick=tick,
+        kinds=(kind.model_copy(update={"sweeping": HOSTILE[0], "tick": tick}),),
         details=Details(reasons, attempts),
     )
     return [

@@ -22,7 +22,7 @@ from sweeperd.ops.rate import Rate
 from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.last_walk import LastWalk
-from sweeperd.ops.status import KindDocument, ShardStatus, WalkDocument
+from sweeperd.ops.status import Due, KindDocument, ShardStatus, WalkDocument
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Clock, Keys, Shard
@@ -162,10 +162,33 @@ def last_walk(finished_at: int, **found: int) -> WalkDocument:
     return WalkDocument.model_validate(walk)
 
 
-def kind_status(name: str, last_walk: WalkDocument | None = None, **backlog: Any) -> KindDocument:
-    """A kind that was never swept; `backlog`: fields of a `Backlog`, else nothing waits."""
-    nothing: dict[str, Any] = {"due": 0, "oldest_due_seconds": 0.0, "quarantined": 0}
-    return KindDocument.made_of(Backlog(**nothing | backlog), kind=name, tick=None, sweeping="", last_walk=last_walk)
+def kind_status(
+    name: str,
+    last_walk: WalkDocument | None = None,
+    *,
+    now: int = 0,
+    due: Due | int = 0,
+    rate: Rate | None = None,
+    tick: LastSweep | None = None,
+    sweeping: str = "",
+    **backlog: Any,
+) -> KindDocument:
+    """A kind that was never swept unless there is a `tick`; `backlog`: fields of a `Backlog`, else nothing waits."""
+    found = due if isinstance(due, Due) else Due(due, 0, due)
+    nothing: dict[str, Any] = {"due": found.entries, "oldest_due_seconds": found.oldest_seconds, "quarantined": 0}
+    measured = Backlog(**nothing | {"alive": found.entries} | backlog)
+    more = {"sweeping": sweeping, "last_walk": last_walk}
+    return KindDocument.of(name, measured, found, rate or Rate(), tick, now, **more)
+
+
+def shard_status(
+    name: str = "eu", address: str = "", *, kinds: Sequence[KindDocument] = (), **about: Any
+) -> ShardStatus:
+    """A shard with these kinds beside reservations. `about`: of `kind_status`, for reservations; else of the shard."""
+    ours = ("due", "rate", "tick", "sweeping", "last_walk", "quarantined")
+    built_in = {field: about.pop(field) for field in ours if field in about}
+    first = kind_status("reservations", now=about.get("now_ms", 0), **built_in)
+    return ShardStatus(name, address, kinds=(first, *kinds), **about)
 
 
 def endpoint_status(name: str, **fields: Any) -> EndpointDocument:
@@ -194,4 +217,4 @@ def reason_count(kind: str, reason: str, count: int, *newest: str) -> ReasonCoun
 
 def shard_view(error: str = "", **status: Any) -> ShardView:
     """The shard `eu` with this status."""
-    return ShardView("eu", "", ShardStatus("eu", "", **status), error=error)
+    return ShardView("eu", "", shard_status(**status), error=error)

@@ -34,9 +34,9 @@ def walk(running: Cluster) -> None:
         board.note(sweeper.tick())
         client.hset(f"{PREFIX}reservation:res_b", "state", "ACTIVE")
     status = read_status(settings, shard)
-    assert (status.error, status.quarantined, status.due.entries) == ("", 1, 0)
-    assert status.tick is not None
-    assert (status.tick.expired, status.endpoints[0].pending) == (1, 1)
+    assert (status.error, status.reservations.quarantined, status.due.entries) == ("", 1, 0)
+    assert status.reservations.tick is not None
+    assert (status.reservations.tick.expired, status.endpoints[0].pending) == (1, 1)
     found = inspect(settings, shard, kind, b"a")
     assert found is not None
     assert found.event is not None

@@ -27,6 +27,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.sweep.expired("reservations", "acme")
     for gauge in (
         metrics.sweep.pipeline_depth,
+        metrics.sweep.alive_entries,
         metrics.sweep.due_entries,
         metrics.sweep.oldest_due,
         metrics.sweep.quarantined_entries,
@@ -92,8 +93,8 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_candidates_total": sorted(("s1", "reservations", outcome) for outcome in Outcome),
         "sweeperd_missing_budgets_total": [("s1", "reservations")],
         "sweeperd_unexpected_outcomes_total": [("s1", "reservations", each) for each in ("not_found", "skipped")],
-        "sweeperd_closed_budgets_total": [("s1",)],
-        "sweeperd_expiry_spikes_total": [("s1",)],
+        "sweeperd_closed_budgets_total": [("s1", "reservations")],
+        "sweeperd_expiry_spikes_total": [("s1", "reservations")],
         "sweeperd_quarantined_total": [("s1", "reservations", "WRONG_TYPE")],
         "sweeperd_leases_lost_total": [("s1", "reservations")],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],

@@ -17,13 +17,10 @@
     return seconds === null ? "not empty at this rate" : `empty in ${span(seconds)}`;
   }
 
-  function kindLine(kind, now) {
-    const swept = kind.tick === null ? "not swept yet" : `swept ${span(between(kind.tick.at, now))} ago`;
-    const aside = kind.quarantined ? `, ${counted.format(kind.quarantined)} in quarantine` : "";
-    const kept = kind.protected ? `, ${counted.format(kind.protected)} protected` : "";
-    const held = kind.held ? `, ${counted.format(kind.held)} held` : "";
-    const deferred = kind.deferred ? `, ${counted.format(kind.deferred)} wait for memory` : "";
-    return `${kind.kind}: ${counted.format(kind.due)} due${held}${deferred}${kept}${aside}, ${swept}`;
+  // What the charts of a kind leave out.
+  function kindLine(kind) {
+    const parts = [[kind.alive, "alive"], [kind.held, "held"], [kind.deferred, "wait for memory"], [kind.protected, "protected"]];
+    return parts.filter(([count], number) => count || number === 0).map(([count, text]) => `${counted.format(count)} ${text}`).join(", ");
   }
 
   // How full Redis is.
@@ -114,6 +111,9 @@
 
   // ---- a chart
 
+  // How far back the charts show, seconds.
+  const reached = (ago) => Math.min(3600, Math.max(SHORTEST_SPAN, ago[0] ?? 0));
+
   class Chart {
     // `least`: the smallest value that fills the height, so that a single event is not a mountain.
     constructor(label, format, least) {
@@ -140,7 +140,7 @@
     show(ago, values, down) {
       this.ago = ago;
       this.values = values;
-      this.reach = Math.min(3600, Math.max(SHORTEST_SPAN, ago[0] ?? 0));
+      this.reach = reached(ago);
       this.most = Math.max(0, ...values.filter((value) => value !== null));
       const full = Math.max(this.least, this.most);
       const segments = [];
@@ -417,15 +417,53 @@
     }
   }
 
+  // A kind: its charts, and when it was swept.
+  class Kind {
+    constructor() {
+      this.name = element("b");
+      this.about = element("span");
+      this.swept = element("span");
+      this.overdue = new Panel("Overdue", (value) => counted.format(value), 10);
+      this.expired = new Panel("Expired a second", perSecond, 0.1);
+      this.quarantine = new Panel("In quarantine", (value) => counted.format(value), 3);
+      const charts = element("div", "charts", this.overdue.root, this.expired.root, this.quarantine.root);
+      this.root = element("section", "kind", element("header", "", this.name, this.about, this.swept), charts);
+    }
+
+    show({ kind, shard, ago, down }) {
+      const { history } = kind;
+      say(this.name, kind.kind);
+      say(this.about, kindLine(kind));
+      say(this.swept, lastSweep(kind, shard));
+      const about = kind.exact ? "" : "≈ ";
+      const grace = kind.in_grace ? `${about}${counted.format(kind.in_grace)} in grace` : "";
+      const late = kind.oldest_overdue_seconds;
+      const oldest = kind.overdue ? `the oldest for ${span(late)}` : "";
+      this.overdue.show(
+        about + counted.format(kind.overdue), [oldest, emptyIn(kind.overdue, kind.empty_in_seconds), grace].filter(Boolean).join(" · "),
+        late > 60 ? "bad" : late > 20 ? "watch" : "", ago, history.overdue, down,
+      );
+      this.expired.show(
+        kind.rate === null ? "–" : perSecond(kind.rate), `over ${span(kind.rate_window_seconds)} · ${counted.format(kind.expired)} in all`, "",
+        ago, history.expired_per_second, down,
+      );
+      this.quarantine.show(counted.format(kind.quarantined), "", kind.quarantined ? "watch" : "", ago, history.quarantined, down);
+    }
+  }
+
+  function lastSweep({ tick, tick_age_seconds: since, sweeping }, { age_seconds: age, stale }) {
+    if (tick === null) return sweeping ? `${sweeping} sweeps for the first time` : "not swept yet";
+    const now = sweeping === tick.by ? ", sweeping now" : sweeping ? `, ${sweeping} sweeps now` : "";
+    const last = `swept ${span(since + age)} ago by ${tick.by}`;
+    return stale ? `${last}, as far as is known` : last + now;
+  }
+
   class Shard {
     constructor() {
       this.name = element("span");
       this.address = element("small");
       this.swept = element("p", "swept");
       this.trouble = element("p", "trouble");
-      this.overdue = new Panel("Overdue", (value) => counted.format(value), 10);
-      this.expired = new Panel("Expired a second", perSecond, 0.1);
-      this.quarantine = new Panel("In quarantine", (value) => counted.format(value), 3);
       const heads = ["Endpoint", "State", "Waiting", "Oldest", "A second", "Dead letters", ""].map((text, number) =>
         element("th", number > 1 && number < 6 ? "number" : "", text));
       this.reach = heads[6];
@@ -433,7 +471,7 @@
       this.endpoints = new Family(rows, ({ details }) => (details ? new EndpointDetails() : new Endpoint()));
       this.table = element("table", "", element("thead", "", element("tr", "", ...heads)), rows);
       this.more = element("p", "none");
-      this.charts = element("div", "charts", this.overdue.root, this.expired.root, this.quarantine.root);
+      this.kinds = new Family(element("div", "kinds"), () => new Kind());
       this.warnings = new Family(element("div", "warnings"), () => new Warning());
       this.reasons = new Family(element("div", "reasons"), () => new Reason());
       this.below = element("div", "endpoints", this.table, this.more);
@@ -444,7 +482,7 @@
       this.running = element("div", "endpoints processes", element("table", "", element("thead", "", element("tr", "", ...columns)), running));
       this.root = element(
         "section", "shard", element("header", "", element("h2", "", this.name, this.address), this.swept),
-        this.trouble, this.warnings.parent, this.charts, this.reasons.parent, this.below, this.running,
+        this.trouble, this.warnings.parent, this.kinds.parent, this.reasons.parent, this.below, this.running,
       );
     }
 
@@ -454,32 +492,19 @@
       say(this.address, shard.address);
       dress(this.root, shard.stale ? "shard stale" : "shard");
       this.showTrouble(shard);
-      const parts = [this.warnings.parent, this.charts, this.reasons.parent, this.below, this.running];
+      const parts = [this.warnings.parent, this.kinds.parent, this.reasons.parent, this.below, this.running];
       for (const part of parts) part.hidden = status === null;
       if (status === null) {
         say(this.swept, "");
         return;
       }
-      say(this.swept, [this.lastSweep(shard), ...status.kinds.map((kind) => kindLine(kind, status.now)), memoryLine(status.memory)].filter(Boolean).join(" · "));
+      say(this.swept, [status.dead_letters ? plural(status.dead_letters, "dead letter", "dead letters") : "", memoryLine(status.memory)].filter(Boolean).join(" · "));
       const ago = history.seconds_ago;
-      const down = history.overdue.map((value) => value === null);
-      const { due, now } = status;
-      const late = due.oldest_overdue_seconds;
-      const grace = due.in_grace ? `${due.exact ? "" : "about "}${counted.format(due.in_grace)} in grace` : "";
-      const oldest = due.overdue ? `the oldest for ${span(late)}` : "";
-      this.overdue.show(
-        (due.exact ? "" : "≈ ") + counted.format(due.overdue), [oldest, emptyIn(due.overdue, status.empty_in_seconds), grace].filter(Boolean).join(" · "),
-        late > 60 ? "bad" : late > 20 ? "watch" : "", ago, history.overdue, down,
-      );
-      const total = status.tick ? `${counted.format(status.tick.expired)} in all` : "";
-      const over = `over ${span(status.rate_window_seconds)}`;
-      this.expired.show(perSecond(status.rate), [over, total].filter(Boolean).join(" · "), "", ago, history.expired_per_second, down);
-      this.quarantine.show(
-        counted.format(status.quarantined), status.dead_letters ? `and ${plural(status.dead_letters, "dead letter", "dead letters")}` : "",
-        status.quarantined ? "watch" : "", ago, history.quarantined, down,
-      );
+      const { down } = history;
+      const { now } = status;
+      this.kinds.show(status.kinds.map((kind) => ({ kind, shard, ago, down })), ({ kind }) => kind.kind);
       // The charts show what is known, which is less than an hour after a start.
-      say(this.reach, `Waiting, last ${span(this.overdue.chart.reach)}`);
+      say(this.reach, `Waiting, last ${span(reached(ago))}`);
       this.table.hidden = status.endpoints.length === 0;
       this.endpoints.show(
         status.endpoints.flatMap((endpoint, number) =>
@@ -510,13 +535,6 @@
       else if (shard.status === null) text = "Not read yet.";
       say(this.trouble, text);
       this.trouble.hidden = text === "";
-    }
-
-    lastSweep({ status: { tick, tick_age_seconds: since, sweeping }, age_seconds: age, stale }) {
-      if (tick === null) return sweeping ? `${sweeping} sweeps for the first time` : "not swept yet";
-      const now = sweeping === tick.by ? ", sweeping now" : sweeping ? `, ${sweeping} sweeps now` : "";
-      const last = `swept ${span(since + age)} ago by ${tick.by}`;
-      return stale ? `${last}, as far as is known` : last + now;
     }
   }
 

@@ -43,7 +43,7 @@ class Offers(Configured):
     def status(self) -> dict[str, Any]:
         document = self.run("status", "--json").document
         check("status", document)
-        (row,) = document["shards"][0]["kinds"]
+        (row,) = [each for each in document["shards"][0]["kinds"] if each["kind"] == "offer"]
         return dict(row)
 
 

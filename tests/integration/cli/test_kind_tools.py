@@ -18,7 +18,7 @@ from tests.integration.cli.conftest import Configured
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Sweeperd
 from tests.support.builders import make_reconciler
-from tests.support.harness import reserve
+from tests.support.harness import reserve, server_time
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
 
@@ -143,7 +143,37 @@ def test_status_has_a_row_for_each_kind(kinds: Kinds) -> None:
     after = {row["kind"]: row for row in document["shards"][0]["kinds"]}
     assert (after["seat-hold"]["due"], after["seat-hold"]["quarantined"]) == (0, 1)
     assert (after["seat-hold"]["tick"]["expired"], after["lock"]["tick"]["expired"]) == (1, 1)
-    assert "\tseat-hold\t0\t" in kinds.run("status").out
+    reserve(kinds.client, ["r1", "r2"])
+    kinds.hold("h9", qty=1)
+    shown = {row["kind"]: row for row in kinds.run("status").rows}
+    assert [(shown[kind]["alive"], shown[kind]["overdue"]) for kind in ("reservations", "seat-hold", "lock")] == [
+        ("2", "2"),
+        ("1", "1"),
+        ("0", "0"),
+    ]
+
+
+def test_each_kind_counts_its_own_events(kinds: Kinds) -> None:
+    reserve(kinds.client, ["r1", "r2", "r3"])
+    for name in ("l2", "l3", "l4", "l5"):
+        kinds.lock(name)
+    kinds.sweep()
+    reserve(kinds.client, ["late"])
+    kinds.lock("late")
+    (shard,) = kinds.run("status", "--json").document["shards"]
+    rows = {row["kind"]: row for row in shard["kinds"]}
+    expired = {kind: (row["expired"], round(60 * row["rate"])) for kind, row in rows.items()}
+    assert expired == {"reservations": (3, 3), "seat-hold": (1, 1), "lock": (5, 5)}
+    assert round(rows["lock"]["empty_in_seconds"]) in range(11, 14), "one in 12 s, at its own rate"
+    assert (shard["rate"], shard["due"]["overdue"]) == (rows["reservations"]["rate"], 1)
+
+
+def test_the_grace_of_a_kind_counts(kinds: Kinds) -> None:
+    kinds.hold("h1", qty=2, deadline=server_time(kinds.client) - 60_000)
+    kinds.config.write_text(KINDS.replace("[[kinds]]", '[[kinds]]\ngrace = "1h"', 1))
+    (shard,) = kinds.run("status", "--json").document["shards"]
+    row = next(row for row in shard["kinds"] if row["kind"] == "seat-hold")
+    assert (row["due"], row["in_grace"], row["overdue"], row["exact"]) == (1, 1, 0, True)
 
 
 def test_expired_of_one_kind(kinds: Kinds) -> None:
@@ -293,11 +323,13 @@ def test_without_reservations_the_last_walks_are_those_over_kinds(kinds: Kinds) 
 def test_status_names_the_kind_with_findings(kinds: Kinds) -> None:
     kinds.lock("l2")
     kinds.client.zrem("locks:ttl", "l2")
-    assert [row["last_walk"] for row in kinds.run("status", "--json").document["shards"][0]["kinds"]] == [None, None]
+    (shard,) = kinds.run("status", "--json").document["shards"]
+    assert [row["last_walk"] for row in shard["kinds"]] == [None, None, None]
     daemon_walks(kinds)
     document = kinds.run("status", "--json").document
     check("status", document)
     rows = {row["kind"]: row["last_walk"] for row in document["shards"][0]["kinds"]}
+    assert rows.pop("reservations") is not None
     assert {kind: walk["findings"] for kind, walk in rows.items()} == {"seat-hold": 0, "lock": 1}
     assert rows["lock"]["found"]["lost"] == 1
     told = kinds.run("status").err

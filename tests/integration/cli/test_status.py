@@ -38,18 +38,23 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     ]
     (row,) = ran.rows
     assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")
-    assert row["memory"].endswith(" MiB")
-    del row["oldest overdue"], row["memory"]
+    del row["oldest overdue"]
     assert row == {
         "shard": "default",
+        "kind": "reservations",
+        "alive": "3",
         "due": "3",
         "in grace": "1",
         "overdue": "2",
+        "held": "",
+        "deferred": "",
+        "protected": "",
         "quarantined": "1",
-        "dead letters": "0",
     }
-    _, sweep, endpoints = ran.out.split("\n\n")
-    assert sweep.splitlines()[1].split("\t") == ["default", "never", "", "", "", "", "", ""]
+    _, sweep, shards, endpoints = ran.out.split("\n\n")
+    assert sweep.splitlines()[1].split("\t") == ["default", "reservations", "never", "", "", "", "", "", ""]
+    assert shards.splitlines()[1].startswith("default\t0\t")
+    assert shards.splitlines()[1].endswith(" MiB")
     assert endpoints.splitlines()[1].split("\t") == [
         "default",
         "billing",
@@ -110,7 +115,7 @@ def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server) -> None
     shards = json.dumps([{"name": "dead", "url": dead}, {"name": "well", "url": server.url}])
     environment = {"SWEEPERD_SHARDS": shards}
     ran = sweeperd("status", url="", **environment)
-    assert (ran.code, [row["due"] for row in ran.rows]) == (1, ["down", "0"])
+    assert (ran.code, [row["kind"] for row in ran.rows]) == (1, ["down", "reservations"])
     note, *roles, trouble = ran.err.splitlines()
     assert all("shard well: no process " in line for line in roles)
     assert trouble.startswith("sweeperd: shard dead: redis://127.0.0.1:")
@@ -131,7 +136,7 @@ def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.set("sweeperd:lease:sweep", HOSTILE)
     ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
     assert ran.code == 0
-    assert len(ran.out.splitlines()) == 9
+    assert len(ran.out.splitlines()) == 12
     only_printable(ran.out)
     assert sweeperd("status", "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING).document
 

@@ -10,7 +10,7 @@ import redis
 from sweeperd.config import Settings
 from sweeperd.ops import rate
 from sweeperd.ops.endpoint_status import EndpointDocument
-from sweeperd.ops.rate import Rate, read_rate
+from sweeperd.ops.rate import Rate, read_rates
 from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
 from sweeperd.outbox import BacklogMemory, CircuitNote
 from sweeperd.store import Shard, open_shards
@@ -32,9 +32,11 @@ def the_endpoint(status: ShardStatus, name: str) -> EndpointDocument:
 
 def test_an_empty_shard(shard: Shard) -> None:
     status = read_status(settings("billing"), shard)
-    assert (status.reachable, status.due, status.quarantined, status.tick) == (True, Due(), 0, None)
-    assert (status.rate, status.tick_age_seconds, status.sweeping, status.dead_letters) == (Rate(), None, "", 0)
-    assert (status.empty, status.last_walk) == (True, None)
+    assert (status.reachable, status.due) == (True, Due())
+    (kind,) = status.kinds
+    assert (kind.rate, kind.rate_window_seconds, kind.tick, kind.sweeping) == (0.0, 60.0, None, "")
+    assert (kind.tick_age_seconds, kind.quarantined) == (None, 0)
+    assert (status.empty, kind.last_walk, status.dead_letters, kind.alive) == (True, None, 0, 0)
     assert status.endpoints == (endpoint_status("billing"),)
     assert status.endpoints[0].state == "delivering"
 
@@ -86,7 +88,7 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
         name = "billing" if number % 3 else "gone\x1b[31m"
         client.xadd("sweeperd:dead-letters", {"event": "1-1", "endpoint": name, "reason": "HTTP 500", "attempts": 3})
     status = read_status(settings("billing", "audit"), shard)
-    assert (status.quarantined, status.dead_letters, status.dead_letters_counted) == (2, 1203, True)
+    assert (status.reservations.quarantined, status.dead_letters, status.dead_letters_counted) == (2, 1203, True)
     assert [(e.endpoint, e.dead_letters, e.state) for e in status.endpoints] == [
         ("billing", 802, "delivering"),
         ("audit", 0, "delivering"),
@@ -191,11 +193,10 @@ def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Red
             )
             assert running.metric("sweeperd_webhook_pending_events", endpoint="billing") >= 0
             status = read_status(asked, shard)
-            assert status.tick is not None
-            assert status.tick.expired == 8
-            assert status.rate.per_second == pytest.approx(8 / 60, abs=0.01)
-            assert status.tick_age_seconds is not None
-            assert status.tick_age_seconds < 20
+            assert status.reservations.expired == 8
+            assert status.reservations.rate == pytest.approx(8 / 60, abs=0.01)
+            assert status.reservations.tick_age_seconds is not None
+            assert status.reservations.tick_age_seconds < 20
             assert running.terminate() == 0
         shard.close()
 
@@ -260,8 +261,8 @@ def test_how_long_what_waits_takes(shard: Shard, client: redis.Redis) -> None:
     assert (status.endpoints[0].rate, status.endpoints[0].rate_window_seconds) == (6.0, 60.0)
     reserve(client, [f"r{number}" for number in range(30)])
     overdue = read_status(settings(), shard)
-    assert overdue.rate.per_second == 1.0, "the events above, within the last minute"
-    assert overdue.empty_in_seconds == 30.0
+    assert overdue.reservations.rate == 1.0, "the events above, within the last minute"
+    assert overdue.reservations.empty_in_seconds == 30.0
 
 
 def _on(server: Server) -> Settings:
@@ -274,7 +275,7 @@ def _secret(url: str) -> object:
 
 def test_who_sweeps_now(shard: Shard, client: redis.Redis) -> None:
     client.set("sweeperd:lease:sweep", "host-a-17-0123456789abcdef")
-    assert read_status(settings(), shard).sweeping == "host-a-17"
+    assert read_status(settings(), shard).reservations.sweeping == "host-a-17"
 
 
 def test_it_needs_no_right_that_the_daemon_does_not_have(server: Server, client: redis.Redis) -> None:
@@ -324,9 +325,9 @@ def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis
     for number in range(120):
         client.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 30_000 + number}-0")
     client.xadd("sweeperd:events", {"id": "again", "only_for": "billing"}, id=f"{now - 10}-0")
-    assert read_rate(shard) == Rate(2.0, 60.0)
+    assert read_rates(shard).of("reservations") == Rate(2.0, 60.0)
     client.xtrim("sweeperd:events", maxlen=0)
-    assert read_rate(shard) == Rate(0.0, 60.0)
+    assert read_rates(shard).of("reservations") == Rate(0.0, 60.0)
 
 
 def test_the_window_is_shorter_where_much_happens(
@@ -337,7 +338,7 @@ def test_the_window_is_shorter_where_much_happens(
     for number in range(200):
         pipeline.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 2_000 + 10 * number}-0")
     pipeline.execute()
-    found = read_rate(shard)
+    found = read_rates(shard).of("reservations")
     assert 0.5 <= found.window_seconds < 30
     assert found.per_second == pytest.approx(50 / found.window_seconds, rel=0.01)
 
@@ -356,9 +357,10 @@ def test_events_that_come_while_the_status_is_read_do_not_shrink_the_window(
         return now
 
     monkeypatch.setattr(shard, "read_clock", read_and_drain)
-    found = read_status(settings(), shard).rate
-    assert found.window_seconds >= 0.05
-    assert found.per_second <= 50 / 0.05
+    found = read_status(settings(), shard).reservations
+    assert found.rate_window_seconds >= 0.05
+    assert found.rate is not None
+    assert found.rate <= 50 / 0.05
 
 
 def test_a_clock_that_was_set_back_has_no_rate(
@@ -368,7 +370,7 @@ def test_a_clock_that_was_set_back_has_no_rate(
     ahead = server_time(client) + 3_600_000
     for number in range(60):
         client.xadd("sweeperd:events", {"id": str(number)}, id=f"{ahead + number}-0")
-    assert read_rate(shard).known is None
+    assert read_rates(shard).of("reservations").known is None
 
 
 def test_an_empty_database_is_noticed(shard: Shard, client: redis.Redis) -> None:

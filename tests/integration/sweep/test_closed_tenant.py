@@ -84,5 +84,5 @@ def test_a_tenant_that_is_closed_under_load(shard: Shard, client: redis.Redis, s
     assert settled > 0
     assert int(closed[0][b"remaining"]) == released * AMOUNT
     assert sweeping.metrics.registry.get_sample_value(
-        "sweeperd_closed_budgets_total", {"shard": shard.name}
+        "sweeperd_closed_budgets_total", {"shard": shard.name, "kind": "reservations"}
     ) == settled * len(SCOPES)

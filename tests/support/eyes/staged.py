@@ -10,18 +10,18 @@ from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoint_status import ReplayDocument, ReplicaDocument
 from sweeperd.ops.health import ShardView
-from sweeperd.ops.history import StatusSample
+from sweeperd.ops.history import KindSample, StatusSample
 from sweeperd.ops.processes import ProcessDocument, Processes, ProcessNote
 from sweeperd.ops.rate import Rate
 from sweeperd.ops.reasons import ReasonCount
-from sweeperd.ops.status import Details, Due, ShardStatus
+from sweeperd.ops.status import Details, Due
 from sweeperd.ops.status_report import status_report
 from sweeperd.outbox import CircuitNote
 from sweeperd.outbox.attempts import Attempt
 from sweeperd.sweep.last_sweep import LastSweep
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.web.server import WebServer
-from tests.support.builders import endpoint_status, last_walk
+from tests.support.builders import endpoint_status, last_walk, shard_status
 
 NOW_MS = 1_795_000_000_000
 SAMPLES = 240
@@ -90,9 +90,7 @@ def hour(
         samples.append(
             StatusSample(
                 now - ago,
-                int(overdue(minute)),
-                int(quarantined(minute)),
-                round(rate(minute), 2),
+                {"reservations": KindSample(int(overdue(minute)), int(quarantined(minute)), round(rate(minute), 2))},
                 NOW_MS - ago * 1000,
                 waits,
             )
@@ -133,7 +131,7 @@ def busy() -> Shards:
         left = 950 * math.exp(-((minute - 15) ** 2) / 5) if minute > 15 else 0
         return max(0.0, ripple(minute, 9)) + left
 
-    eu = ShardStatus(
+    eu = shard_status(
         "eu",
         "redis-eu.internal:6379",
         now_ms=NOW_MS,
@@ -206,7 +204,7 @@ def busy() -> Shards:
         },
         outage=(12, 15),
     )
-    us = ShardStatus(
+    us = shard_status(
         "us",
         "redis-us.internal:6379",
         now_ms=NOW_MS,

@@ -6,9 +6,8 @@ import pytest
 
 from sweeperd.ops.advice import endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.endpoint_status import EndpointDocument
-from sweeperd.ops.status import ShardStatus
 from sweeperd.store.memory import MemoryUse
-from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count
+from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count, shard_status
 
 
 @pytest.mark.parametrize(
@@ -54,7 +53,7 @@ def test_a_command_that_cannot_be_copied_is_not_offered(name: str) -> None:
     ],
 )
 def test_a_full_redis(memory: MemoryUse | None, deferred: int, runbook: str) -> None:
-    found = list(shard_advice(ShardStatus("eu", "", memory=memory, deferred=deferred), ("--shard", "eu")))
+    found = list(shard_advice(shard_status("eu", "", memory=memory, deferred=deferred), ("--shard", "eu")))
     assert [advice.runbook for advice in found] == ([runbook] if runbook else [])
     assert all(advice.commands == ("sweeperd check --shard eu",) for advice in found)
 
@@ -69,7 +68,7 @@ def test_a_reason_of_a_kind() -> None:
 
 
 def test_a_shard() -> None:
-    found = list(shard_advice(ShardStatus("eu", "redis://r:1/0", empty=True, processes=processes(sweeps=True))))
+    found = list(shard_advice(shard_status("eu", "redis://r:1/0", empty=True, processes=processes(sweeps=True))))
     assert [(each.commands, each.runbook) for each in found] == [
         (("sweeperd check",), ""),
         ((), "sweeperdnobodydelivers"),
@@ -81,7 +80,7 @@ def test_findings_of_a_walk_name_the_kind() -> None:
     clean = last_walk(1_000, lost=0)
     kinds = tuple(kind_status(name, last) for name, last in (("seat-hold", walk), ("lock", clean), ("new", None)))
     both = processes(sweeps=True, delivers=True)
-    status = ShardStatus("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
+    status = shard_status("eu", "redis://r:1/0", now_ms=61_000, kinds=kinds, processes=both)
     (found,) = shard_advice(status, ("--shard", "eu"))
     on = "--kind seat-hold --shard eu"
     assert found.commands == (f"sweeperd reconcile --repair {on}", f"sweeperd reconcile --last {on}")

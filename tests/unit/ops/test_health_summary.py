@@ -8,20 +8,21 @@ import pytest
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_health import HealthLevel
 from sweeperd.ops.health import DETAILS, ShardView, summarize_health
-from sweeperd.ops.status import Due, ShardStatus
+from sweeperd.ops.status import Due
 from sweeperd.store.memory import MemoryUse
-from tests.support.builders import endpoint_status, last_sweep, processes
+from tests.support.builders import endpoint_status, last_sweep, processes, shard_status
 
 NOW = 1_795_000_000_000
 GOOD, WATCH, BAD = HealthLevel
 KEEPING_UP, DELIVERED, SET_ASIDE = range(3)
 HOOK = endpoint_status("hook", pending=0)
-WELL = ShardStatus("eu", "redis:6379", now_ms=NOW, tick=last_sweep(NOW - 2000), endpoints=(HOOK,))
+USUAL: dict[str, Any] = {"now_ms": NOW, "tick": last_sweep(NOW - 2000), "endpoints": (HOOK,)}
+WELL = shard_status("eu", "redis:6379", **USUAL)
 SETTINGS = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": "http://localhost/"}]}})
 
 
 def view(**changes: Any) -> ShardView:
-    return ShardView("eu", "redis:6379", replace(WELL, **changes))
+    return ShardView("eu", "redis:6379", shard_status("eu", "redis:6379", **USUAL | changes))
 
 
 def swept(seconds_ago: int, **changes: Any) -> ShardView:

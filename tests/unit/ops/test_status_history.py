@@ -4,9 +4,9 @@ import threading
 
 import pytest
 
-from sweeperd.ops.history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory
+from sweeperd.ops.history import REMEMBERED, SAMPLE_EVERY, WATCHED_FOR, StatusHistory, StatusSample
 from sweeperd.ops.status import Due, ShardStatus
-from tests.support.builders import endpoint_status, last_sweep
+from tests.support.builders import endpoint_status, last_sweep, shard_status
 
 
 class World:
@@ -24,7 +24,7 @@ class World:
         self.reads += 1
         if self.error:
             return ShardStatus("eu", "redis:6379", self.error)
-        return ShardStatus(
+        return shard_status(
             "eu",
             "redis:6379",
             now_ms=int(self.now * 1000),
@@ -32,6 +32,10 @@ class World:
             tick=last_sweep(0, 10 * self.reads),
             endpoints=(endpoint_status("hook", pending=self.reads), endpoint_status("gone", state="unknown")),
         )
+
+
+def overdue(sample: StatusSample) -> int | None:
+    return None if sample.kinds is None else sample.kinds["reservations"].overdue
 
 
 @pytest.fixture
@@ -54,7 +58,7 @@ def pass_time(world: World, ours: StatusHistory, seconds: float, step: float = 3
 def test_while_nobody_asks_redis_is_read_for_the_samples_alone(world: World, ours: StatusHistory) -> None:
     pass_time(world, ours, 10 * SAMPLE_EVERY)
     assert world.reads == 10
-    assert [sample.overdue for sample in ours.samples()] == list(range(1, 11))
+    assert [overdue(sample) for sample in ours.samples()] == list(range(1, 11))
 
 
 def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: StatusHistory) -> None:
@@ -69,13 +73,13 @@ def test_while_somebody_asks_it_is_read_at_each_look(world: World, ours: StatusH
 def test_what_is_known_now_is_the_last_sample(world: World, ours: StatusHistory) -> None:
     ours.update()
     ours.view()
-    assert [sample.overdue for sample in ours.samples()] == [1]
+    assert [overdue(sample) for sample in ours.samples()] == [1]
     world.now += 3
     ours.update()
-    assert [sample.overdue for sample in ours.samples()] == [1, 2]
+    assert [overdue(sample) for sample in ours.samples()] == [1, 2]
     world.now += 3
     ours.update()
-    assert [sample.overdue for sample in ours.samples()] == [1, 3]
+    assert [overdue(sample) for sample in ours.samples()] == [1, 3]
 
 
 def test_an_hour_is_remembered_and_no_more(world: World, ours: StatusHistory) -> None:
@@ -99,7 +103,7 @@ def test_a_dead_redis_leaves_a_gap_and_the_last_status_with_its_age(world: World
     assert (view.error, view.age_seconds) == ("Connection refused", 2 * SAMPLE_EVERY)
     assert view.status is not None
     assert view.status.due.overdue == 1
-    assert [sample.overdue for sample in ours.samples()] == [1, None]
+    assert [overdue(sample) for sample in ours.samples()] == [1, None]
     world.error = ""
     ours.update()
     assert (ours.view().error, ours.view().age_seconds) == ("", 0)

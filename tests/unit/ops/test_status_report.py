@@ -7,7 +7,7 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_health import LISTED
-from sweeperd.ops.history import StatusSample
+from sweeperd.ops.history import KindSample, StatusSample
 from sweeperd.ops.status_report import TEXT, UNKNOWN, status_report
 from tests.support.builders import endpoint_status, shard_view
 from tests.support.eyes.staged import busy, settings
@@ -26,6 +26,8 @@ def test_the_busy_hour() -> None:
     assert replays[:2] == [None, None]
     assert replays[2] == replays[2] | {"running_seconds": 240, "events": 12_000, "left": 4_500, "tenant": "acme"}
     lengths = {len(values) for values in eu["history"].values()}
+    charts = eu["status"]["kinds"][0]["history"]
+    assert {len(values) for values in charts.values()} == {240}
     assert lengths == {240} == {len(endpoint["history"]) for endpoint in eu["status"]["endpoints"]}
 
 
@@ -62,13 +64,18 @@ def test_hostile_texts_are_short_and_readable() -> None:
         assert text.startswith(r"\x1b[31m\u202e<script>alert(1)</script>\n")
         assert text.isprintable()
         assert len(text) < TEXT + 20
-    assert len(json.dumps(shard)) < 11_000
+    assert len(json.dumps(shard)) < 13_000
 
 
 def test_the_chart_has_the_rates_of_the_samples() -> None:
-    samples = [StatusSample(0.0, 0, 0, 1.5, 0), StatusSample(15.0), StatusSample(30.0, 0, 0, 0.0, 30_000)]
+    samples = [
+        StatusSample(0.0, {"reservations": KindSample(0, 0, 1.5)}, 0),
+        StatusSample(15.0),
+        StatusSample(30.0, {"reservations": KindSample(0, 0, 0.0)}, 30_000),
+    ]
     (shard,) = status_report(settings("hook"), [(shard_view(), samples)], 30.0)["shards"]
-    assert shard["history"]["expired_per_second"] == [1.5, None, 0.0]
+    assert shard["status"]["kinds"][0]["history"]["expired_per_second"] == [1.5, None, 0.0]
+    assert shard["history"]["down"] == [False, True, False]
 
 
 def test_of_many_endpoints_the_healthy_ones_are_grouped() -> None:

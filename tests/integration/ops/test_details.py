@@ -8,7 +8,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
-from sweeperd.ops import quarantine
+from sweeperd.ops import reasons
 from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.status import read_details, read_status
 from sweeperd.store import Shard
@@ -68,7 +68,7 @@ def test_a_reading_generates_and_hashes_no_script_again(
 
 
 def test_only_the_newest_are_counted(shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "COUNTED", 2)
+    monkeypatch.setattr(reasons, "COUNTED", 2)
     set_aside(client, a="INVALID_STATE", b="INVALID_STATE", c="INVALID_STATE")
     assert read_details(Settings(), shard, ()).reasons == (
         ReasonCount("reservations", "INVALID_STATE", 2, ("c", "b"), REASONS["INVALID_STATE"]),

@@ -29,6 +29,7 @@ class Exit(IntEnum):
     FAILED = 1
     USAGE = 2
     UNDELIVERED = 3
+    LIMIT_PASSED = 4
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
 from sweeperd.ops.health import ALMOST_FULL
+from sweeperd.ops.limits import Limit
 from sweeperd.ops.processes import ProcessDocument
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
 from sweeperd.store.shard import Shard
@@ -34,6 +35,13 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
     return value
 
 
+def _limits(_context: click.Context, _parameter: click.Parameter, values: Sequence[str]) -> tuple[Limit, ...]:
+    try:
+        return tuple(map(Limit.parse, values))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
+
+
 @click.command("status")
 @click.option("--watch", is_flag=True, help="Refresh until Ctrl-C; --json prints a line per refresh.")
 @click.option(
@@ -44,11 +52,27 @@ def _finite(_context: click.Context, _parameter: click.Parameter, value: float) 
     callback=_finite,
     help="With --watch: the time between refreshes.",
 )
+@click.option(
+    "--fail-if",
+    "limits",
+    metavar="'WORD > VALUE'",
+    multiple=True,
+    callback=_limits,
+    help="Exit with 4 if the value of any shard, kind or endpoint is above; may be repeated.",
+)
 @all_option
 @shard_option
 @json_option
 @click.pass_obj
-def command(options: Options, watch: bool, interval: float, every: bool, shard: str | None, as_json: bool) -> None:
+def command(
+    options: Options,
+    watch: bool,
+    interval: float,
+    limits: Sequence[Limit],
+    every: bool,
+    shard: str | None,
+    as_json: bool,
+) -> None:
     """
     Show the entries of each kind on each shard, its last sweep, the backlog of each endpoint, and the processes.
 
@@ -62,13 +86,20 @@ def command(options: Options, watch: bool, interval: float, every: bool, shard: 
 
     A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed for an hour.
 
-    Exit code 1 if a shard is unreachable.
+    Words of --fail-if: overdue and undelivered (a duration is the age of the oldest, a number how many), unswept (the
+    time since the last sweep), quarantined, dead-letters, silent (processes), memory (a share of maxmemory). A value
+    that this user may not read is above each limit.
+
+    Exit codes: 0 done; 1 a shard is unreachable; 4 a limit of --fail-if is passed.
     """
     given = click.get_current_context().get_parameter_source("interval")
     if not watch and given is ParameterSource.COMMANDLINE:
         raise click.UsageError("--interval goes with --watch")
+    if watch and limits:
+        raise click.UsageError("--fail-if does not go with --watch")
     output = Output(as_json=as_json)
     troubles: list[str] = []
+    passed: list[str] = []
     with options.shards(shard) as (settings, shards):
         readings = _readings(settings, shards, interval if watch else None)
         try:
@@ -78,10 +109,12 @@ def command(options: Options, watch: bool, interval: float, every: bool, shard: 
                 for statuses in readings:
                     _show(output, statuses, every)
                     troubles = _troubles(statuses)
+                    up = [status for status in statuses if status.reachable]
+                    passed = [line for status in up for limit in limits for line in limit.passed(status)]
         except KeyboardInterrupt:
             return  # the end of a watch
-    if troubles:
-        fail("\n".join(map(printable, troubles)), Exit.FAILED)
+    if lines := [*passed, *troubles]:
+        fail("\n".join(map(printable, lines)), Exit.FAILED if troubles else Exit.LIMIT_PASSED)
 
 
 def _readings(settings: Settings, shards: Sequence[Shard], interval: float | None) -> Iterator[list[ShardStatus]]:

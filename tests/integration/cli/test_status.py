@@ -128,6 +128,46 @@ def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server) -> None
     assert sweeperd("status", "--shard", "dead", url="", **environment).code == 1
 
 
+def test_a_limit_that_is_passed_ends_with_4_and_says_which(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    limits = ("--fail-if", "overdue > 60s", "--fail-if", "quarantined > 0")
+    reserve(client, ["a"], overdue_by=30_000)
+    assert sweeperd("status", *limits).code == 0
+    reserve(client, ["b"], overdue_by=65_000)
+    client.zadd("sweeperd:quarantine", {"x": 1})
+    for form in ((), ("--json",)):
+        ran = sweeperd("status", *limits, *form)
+        lines = [line for line in ran.err.splitlines() if "limit" in line]
+        assert (ran.code, len(lines)) == (4, 2)
+        assert "overdue of reservations is 1 m" in lines[0]
+        assert lines[1].endswith("quarantined of reservations is 1, limit quarantined > 0")
+    assert ran.document["shards"][0]["due"]["overdue"] == 2, "the document is printed, too"
+    assert sweeperd("status", "--fail-if", "memory > 1%").code == 0, "there is no maxmemory"
+
+
+def test_a_shard_that_is_down_ends_with_1_whatever_the_limits(sweeperd: Sweeperd, server: Server) -> None:
+    dead = f"redis://127.0.0.1:{free_port()}/0"
+    shards = json.dumps([{"name": "dead", "url": dead}, {"name": "well", "url": server.url}])
+    ran = sweeperd("status", "--fail-if", "unswept > 1m", url="", SWEEPERD_SHARDS=shards)
+    assert ran.code == 1
+    assert "shard well: unswept of reservations is never swept" in ran.err
+    assert "shard dead" in ran.err
+
+
+@pytest.mark.parametrize("arguments", [["late > 5s"], ["memory > 5s"], ["overdue > 5s", "--watch"]])
+def test_what_is_no_limit(sweeperd: Sweeperd, arguments: list[str]) -> None:
+    assert sweeperd("status", "--fail-if", *arguments).code == 2
+
+
+def test_a_value_that_may_not_be_read_is_above(sweeperd: Sweeperd, server: Server, client: redis.Redis) -> None:
+    client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
+    try:
+        url = server.url.replace("redis://", "redis://blind:x@")
+        ran = sweeperd("status", "--fail-if", "memory > 99%", url=url)
+        assert (ran.code, "memory is not known" in ran.err) == (4, True)
+    finally:
+        client.acl_deluser("blind")
+
+
 def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.xadd("sweeperd:dead-letters", {"endpoint": HOSTILE})
     client.hset("sweeperd:ticks", mapping={"at": 1, "by": HOSTILE, "seconds": 1, "complete": 1, "expired": 1})

@@ -89,7 +89,7 @@ def test_extra_arguments_change_nothing(
     world: World, extra: list[Value], expires_at: int, grace_ms: int, outcome: bytes
 ) -> None:
     results = []
-    for given in ([], [b"0", *extra]):  # the first says whether the event has balances
+    for given in ([], [b"0", b"0", *extra]):  # two flags come first: balances, and Redis is full
         world.client.flushdb()
         seed(world).reservation(expires_at=expires_at, grace_ms=grace_ms)
         reply = world.expire(at=NOW, extra=given)

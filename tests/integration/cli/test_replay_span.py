@@ -90,10 +90,14 @@ def test_one_that_ends_while_it_is_read_has_ended(
     assert note is not None
     assert not ReplayStore(shard).progress(note).ended
 
-    def ends(store: ReplayStore, of: ReplayNote) -> bool:
-        return not store.end(of, by_force=True)
+    read = ReplayStore.read
 
-    monkeypatch.setattr(ReplayStore, "exhausted", ends)
+    def read_and_end(store: ReplayStore, endpoint: str) -> ReplayNote | None:
+        found = read(store, endpoint)
+        assert store.end(note, by_force=True)
+        return found
+
+    monkeypatch.setattr(ReplayStore, "read", read_and_end)
     assert ReplayStore(shard).progress(note).ended
 
 

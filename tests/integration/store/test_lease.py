@@ -120,7 +120,7 @@ def test_a_job_that_hangs_loses_it(quick: Replica, client: redis.Redis) -> None:
             assert client.exists(KEY)
         began = time.monotonic()
         eventually(lambda: client.set(KEY, "a rival", nx=True), pause=0.01)
-        assert time.monotonic() - began < 1.25 * SHORT.total_seconds()
+        assert time.monotonic() - began < 3 * SHORT.total_seconds()
         assert not lost.is_set(), "it does not know yet"
         progress.step()
         assert lost.wait(5)

@@ -9,9 +9,6 @@
 
 local budgets = {}
 do
-  -- The amounts that some operations leave as they are, by their place in a row.
-  local CHANGING = {[3] = 'reserved', [4] = 'spent', [5] = 'debt'}
-
   local function budget_of(key, scope)
     local row = redis.pcall('HMGET', key, 'allocated', 'remaining', 'reserved', 'spent', 'debt', 'overdraft_limit',
       'is_over_limit', 'status', 'thresholds')
@@ -31,8 +28,7 @@ do
     end
     return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],
       spent = row[4], debt = row[5], overdraft_limit = row[6], over = row[7] == 'true' or row[7] == '1',
-      status = row[8] or '', before = row[2], thresholds = row[9],
-      row = row}
+      status = row[8] or '', before = row[2], thresholds = row[9]}
   end
 
   -- Reads the budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The
@@ -161,14 +157,8 @@ do
     end
     for i = 1, #each do
       local budget = each[i]
-      local row, words = budget.row, {'HSET', budget.key, 'remaining', budget.remaining}
-      for position, field in pairs(CHANGING) do
-        if budget[field] ~= row[position] then
-          words[#words + 1] = field
-          words[#words + 1] = budget[field]
-        end
-      end
-      redis.call(unpack(words))
+      redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+        'spent', budget.spent, 'debt', budget.debt)
       if budget.marked then
         redis.call('HSET', budget.key, 'is_over_limit', 'true')
       end

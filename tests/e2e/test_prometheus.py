@@ -11,7 +11,7 @@ import redis
 from tests.conftest import BINARIES
 from tests.support.eyes.deployed import RULES, alert_queries, dashboard_queries, variable_queries
 from tests.support.eyes.prometheus import Prometheus, needs_prometheus
-from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve, server_time
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
@@ -78,6 +78,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_every_query_finds_what_it_asks_for(watched: Watched) -> None:
     """Names, labels and values of labels are those that a daemon exposes, and each panel has something to show."""
     prometheus = watched.prometheus
+    note = {"process": "killed", "at": server_time(watched.client) - 60_000, "sweeps": True}
+    watched.client.hset("sweeperd:processes", "killed-0123abcd", json.dumps(note))
     reserve(watched.client, ["one", "two"], tenant="acme")
     eventually(lambda: watched.running.metric("sweeperd_webhook_attempts_total", result="delivered") == 2)
     eventually(lambda: prometheus.query('sweeperd_webhook_attempts_total{result="delivered"} == 2'))
@@ -97,19 +99,20 @@ def test_every_query_finds_what_it_asks_for(watched: Watched) -> None:
         assert query.labels <= known, query
     for name, (selector, label) in variable_queries().items():
         assert any(label in labels for labels in prometheus.series(selector)), name
+    watched.client.hdel("sweeperd:processes", "killed-0123abcd")
 
 
 def test_alerts_fire(watched: Watched) -> None:
     client, prometheus = watched.client, watched.prometheus
     eventually(lambda: prometheus.query('increase(sweeperd_sweeps_total{result="ok"}[30s]) > 0'))
-    assert prometheus.firing() == {}
+    eventually(lambda: not prometheus.firing().keys() - {"SweeperdProcessSilent"})
 
     reserve(client, ["three"], overdue_by=0, tenant="globex")
     client.hset("reservation:res_broken", mapping={"state": "?"})
     client.zadd("reservation:ttl", {"broken": 1})
     eventually(lambda: {"SweeperdDeliveriesStuck", "SweeperdQuarantineGrowing"} <= set(prometheus.firing()))
     firing = prometheus.firing()
-    may_fire = {"SweeperdQuarantineForgotten", "SweeperdCircuitOpen"}
+    may_fire = {"SweeperdQuarantineForgotten", "SweeperdCircuitOpen", "SweeperdProcessSilent"}
     assert set(firing) - may_fire == {"SweeperdDeliveriesStuck", "SweeperdQuarantineGrowing"}
     assert firing["SweeperdDeliveriesStuck"]["endpoint"] == "dead"
     assert firing["SweeperdQuarantineGrowing"]["shard"] == "default"

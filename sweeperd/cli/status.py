@@ -12,7 +12,7 @@ from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
-from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.limits import Limit
@@ -236,7 +236,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus], every: bool) -> list[Sequenc
 
 def state(status: EndpointFigures, text: str = "") -> Cell:
     """The state of an endpoint, or a text about it, in the colour of the state."""
-    return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[ENDPOINT_STATES[status.state].level])
+    return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[state_level(status)])
 
 
 def waiting(status: EndpointFigures) -> Cell:

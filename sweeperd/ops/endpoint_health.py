@@ -43,6 +43,13 @@ ENDPOINT_STATES = {
 Finding = tuple[HealthLevel, str]
 
 
+def state_level(endpoint: EndpointFigures) -> HealthLevel | None:
+    """How bad the state is; None if it is neither good nor bad. While nothing waits, a pause delays nothing."""
+    if endpoint.state == "paused" and endpoint.pending == 0:
+        return HealthLevel.WATCH
+    return ENDPOINT_STATES[endpoint.state].level
+
+
 def judge_endpoint(endpoint: EndpointFigures) -> Finding | None:
     """How bad the state of an endpoint is, and why; None if all is well, or if it is not configured."""
     if endpoint.pending is None:
@@ -54,7 +61,7 @@ def judge_endpoint(endpoint: EndpointFigures) -> Finding | None:
     if endpoint.state in {"unknown", "group"}:
         return None
     if endpoint.state == "paused":
-        return HealthLevel.BAD, f"{endpoint.endpoint} is paused; {waiting}"
+        return state_level(endpoint) or HealthLevel.BAD, f"{endpoint.endpoint} is paused; {waiting}"
     if endpoint.state == "open":
         return HealthLevel.BAD, f"{endpoint.endpoint}: circuit open; {waiting}"
     if endpoint.warning:
@@ -70,7 +77,7 @@ def most_troubled(endpoints: Sequence[EndpointT]) -> list[EndpointT]:
     """All endpoints in order; if there are more than LISTED, those with the most trouble, the worst first."""
 
     def trouble(endpoint: EndpointT) -> tuple[int, int, int]:
-        finding, usual = judge_endpoint(endpoint), ENDPOINT_STATES[endpoint.state].level or HealthLevel.GOOD
+        finding, usual = judge_endpoint(endpoint), state_level(endpoint) or HealthLevel.GOOD
         level = max(usual, finding[0] if finding else usual, key=list(HealthLevel).index)
         return list(HealthLevel).index(level), endpoint.dead_letters, endpoint.pending or 0
 

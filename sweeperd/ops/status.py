@@ -25,6 +25,7 @@ from sweeperd.ops.reasons import ReasonCount, count_reasons
 from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.outbox.attempts import Attempt, read_all_attempts
 from sweeperd.outbox.backlog import BacklogMemory
+from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
 from sweeperd.store.memory import MemoryUse
@@ -71,14 +72,14 @@ SAMPLE = 200
 
 def is_empty(shard: Shard, settings: Settings) -> bool:
     """
-    Whether there is no index entry, no event, and no reservation or budget among the first VISITED keys. False if the
-    user may not run SCAN.
+    Whether there is no index entry, never was an event, and no reservation or budget is among the first VISITED keys.
+    A stream alone tells nothing, because consumer groups create it. False if the user may not run SCAN.
     """
     keys, client = shard.keys, shard.client
     indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
     if settings.reservations.enabled:
         indexes.append(keys.reservation_index)
-    if client.exists(*indexes, keys.events):
+    if (indexes and client.exists(*indexes)) or streams.last_id(client, keys.events) != bytes(streams.START):
         return False
     stems, cursor = (keys.reservation(b""), keys.budget_stem), 0
     try:

@@ -11,7 +11,7 @@ from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Moment, Seconds
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
-from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import STALE, ShardView, summarize_health
 from sweeperd.ops.history import StatusSample
@@ -136,7 +136,7 @@ def _status(
             **_advice(endpoint_advice(endpoint, options)),
             "place": places.get(endpoint.endpoint, ""),
             "label": ENDPOINT_STATES[endpoint.state].label,
-            "level": ENDPOINT_STATES[endpoint.state].level,
+            "level": state_level(endpoint),
             "attempts": [_attempt(status, attempt) for attempt in status.details.attempts.get(endpoint.endpoint, ())],
             "history": [(sample.pending or {}).get(endpoint.endpoint) for sample in samples]
             if endpoint.configured

@@ -380,3 +380,12 @@ def test_an_empty_database_is_noticed(shard: Shard, client: redis.Redis) -> None
     reserve(client, ["ended"])
     client.delete("reservation:ttl")
     assert not read_status(settings(), shard).empty
+
+
+@pytest.mark.every_redis
+def test_a_first_run_makes_no_database_look_right(shard: Shard, client: redis.Redis) -> None:
+    client.xgroup_create("sweeperd:events", "billing", mkstream=True)
+    assert read_status(settings(), shard).empty, "a daemon creates its groups at once"
+    client.xadd("sweeperd:events", {"id": "a"})
+    client.xtrim("sweeperd:events", maxlen=0)
+    assert not read_status(settings(), shard).empty, "something has expired here"

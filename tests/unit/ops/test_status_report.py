@@ -86,3 +86,10 @@ def test_of_many_endpoints_the_healthy_ones_are_grouped() -> None:
     told = [endpoint["endpoint"] for endpoint in shard["status"]["endpoints"]]
     assert (len(told), told[0]) == (LISTED, "e700")
     assert "950 more endpoints: 950 delivering, 451 pending" in shard["status"]["grouped"]
+
+
+@pytest.mark.parametrize(("pending", "level"), [(0, "watch"), (1, "bad"), (None, "bad")])
+def test_a_pause_is_bad_while_something_waits(pending: int | None, level: str) -> None:
+    paused = endpoint_status("hook", state="paused", paused_at=1, pending=pending)
+    (shard,) = status_report(settings("hook"), [(shard_view(endpoints=(paused,)), [])], 0.0)["shards"]
+    assert shard["status"]["endpoints"][0]["level"] == level

@@ -77,7 +77,7 @@ def most_troubled(endpoints: Sequence[EndpointT]) -> list[EndpointT]:
     """All endpoints in order; if there are more than LISTED, those with the most trouble, the worst first."""
 
     def trouble(endpoint: EndpointT) -> tuple[int, int, int]:
-        finding, usual = judge_endpoint(endpoint), state_level(endpoint) or HealthLevel.GOOD
+        finding, usual = judge_endpoint(endpoint), ENDPOINT_STATES[endpoint.state].level or HealthLevel.GOOD
         level = max(usual, finding[0] if finding else usual, key=list(HealthLevel).index)
         return list(HealthLevel).index(level), endpoint.dead_letters, endpoint.pending or 0
 

@@ -132,12 +132,14 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
         for command in kind.given_back:
             if command.name != "PUBLISH":
                 name = "HSET" if command.name == "HINCRBY" else command.name
-                yield granted(Duty.SWEEP, _like(keys, command.pattern), f"{_PLANNED} {name}")
+                yield granted(Duty.STATUS, _like(keys, command.pattern), _PLANNED)
+                yield granted(Duty.SWEEP, _like(keys, command.pattern), name)
     else:
         yield granted(Duty.STATUS, entry, "HLEN HGETALL")
         names = {"HSET" if name == "HINCRBY" else name for name in kind.commands or FORMS} - {"PUBLISH"}
         for pattern in kind.write_patterns:
-            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join([_PLANNED, *sorted(names)]))
+            yield granted(Duty.STATUS, _like(keys, pattern), _PLANNED)
+            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join(sorted(names)))
         for pattern in kind.read_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
     for pattern in dict.fromkeys([*kind.write_patterns, *kind.read_patterns]):

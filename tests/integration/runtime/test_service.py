@@ -106,7 +106,7 @@ def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
     after.adopt(before)
     (shard,) = after.report()["shards"]
     assert shard["status"]["due"]["overdue"] == 0
-    assert shard["history"]["overdue"] == [0]
+    assert shard["status"]["kinds"][0]["history"]["overdue"] == [0]
     for daemon in (before, after):
         runner(daemon)._shard.close()
 

@@ -273,7 +273,7 @@ def test_from_a_search_to_an_entry(
             done(page)
             for text in (
                 "sweeperd show r1",
-                "skipped: it is EXPIRED already",
+                "skipped: it is already EXPIRED",
                 event,
                 "good",
                 "acknowledged",

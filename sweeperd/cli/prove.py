@@ -74,12 +74,7 @@ def command(options: Options, name: str, file: Path | None, live: int | None, sh
         document = {"kind": name, "holds": not failed, "warnings": warnings, "samples": len(samples)}
         output.json(document | {"properties": rows})
     else:
-        verdict = f"{failed} of {len(proofs)} properties FAILED" if failed else f"all {len(proofs)} properties hold"
-        copies = sum(sample.live for sample in samples)
-        tried = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}" + (
-            f", {copies} of them live" if copies else ""
-        )
-        output.say(f"{name}: {verdict}, tried with {tried}", "bold red" if failed else "bold green")
+        output.say(_verdict(name, proofs, samples), "bold red" if failed else "bold green")
     sys.exit(Exit.FAILED if failed else Exit.DONE)
 
 

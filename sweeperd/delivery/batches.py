@@ -86,13 +86,13 @@ class BatchQueue:
                 self._bytes += entry.size
 
     def put_back(self, batch: Batch, seconds: float = 0.0) -> None:
-        """Queue this batch before all others, and take none for so many seconds."""
+        """Queue this batch before all others, and hold all of them back for this many seconds."""
         self._complete.appendleft(batch)
         if seconds:
             self._not_before = self._clock() + seconds
 
     def back_off(self, batch: Batch, seconds: float) -> None:
-        """Queue this batch again in so many seconds. Others go on."""
+        """Queue this batch again after this many seconds. Others go on."""
         heapq.heappush(self._backing_off, (self._clock() + seconds, next(self._numbers), batch))
 
     def ready_at(self, now: float, requests: int) -> float:

@@ -24,7 +24,7 @@ from sweeperd.store.errors import is_server_trouble
 
 
 def growing_wait(initial: float, longest: float, times: int) -> float:
-    """Seconds to wait after so many failures: 0, `initial`, twice `initial`, ... up to `longest`."""
+    """Seconds to wait after this many failures: 0, `initial`, twice `initial`, ... up to `longest`."""
     if times <= 0:
         return 0.0
     return min(longest, initial * 2.0 ** min(times - 1, 60))
@@ -56,13 +56,13 @@ class Redelivery:
         return oldest if self.counts_from_ms < oldest else 0
 
     def wait_ms(self, deliveries: int) -> float:
-        """How long an event waits after so many deliveries in vain."""
+        """How long an event waits after this many failed deliveries."""
         return growing_wait(self.initial, self.longest, deliveries) * 1000
 
 
 #: So many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
-#: If so many different events in a row, each sent alone, are refused, the route or a secret is wrong, not the events.
+#: If this many events in a row are refused, each sent alone, the route or a secret is wrong, not the events.
 REFUSED_TO_FAIL = 5
 
 
@@ -308,7 +308,7 @@ class EndpointStateCache:
         self._change(EndpointState(paused_at=self._clock.now_ms(), reason=reason))
 
     def mute(self, seconds: float) -> None:
-        """Send nothing for so many seconds, or longer if a longer mute holds. `save` has to follow."""
+        """Send nothing for this many seconds, or longer if a longer mute holds. `save` has to follow."""
         self._change(EndpointState.mute(self._clock.now_ms(), seconds))
 
     def end_mute(self) -> None:

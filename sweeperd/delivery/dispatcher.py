@@ -325,7 +325,7 @@ class Dispatcher:
             return lane
 
         def observe(result: DeliveryResult) -> None:
-            lane.obey(result.retry_after)  # now: a quick retry may wait for so long, and other requests must wait too
+            lane.obey(result.retry_after)  # now, because other requests must wait as long as a quick retry does
             count(result)
 
         client = WebhookClient(endpoint, context.settings.webhooks, shard.clock, context.concurrency, observe)

@@ -89,7 +89,7 @@ class Engine:
             change()
 
     def allow(self, concurrency: int) -> None:
-        """Allow so many requests in flight from now on."""
+        """From now on allow this many requests in flight."""
         self._room.concurrency = concurrency
         self._settler.together = max(1, concurrency // 2)
         self._pool.allow(concurrency)

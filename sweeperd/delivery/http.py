@@ -201,7 +201,7 @@ def _retry_after(headers: Mapping[str, str], now_ms: int) -> float | None:
 
 
 def _http_date(text: str) -> float | None:
-    """Seconds since the epoch; None if the text is no date."""
+    """Seconds since the epoch; None if the text isn't a date."""
     try:
         parsed = email.utils.parsedate_tz(text) if len(text) <= LONGEST_DATE else None
         return None if parsed is None else float(email.utils.mktime_tz(parsed))
@@ -253,7 +253,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def limit_wait(sock: Any, seconds: float) -> None:
-    """Limit the next wait on this socket to so many seconds, up to TOLERANCE more and down to half of them."""
+    """Limit the next wait on this socket to these seconds, up to TOLERANCE more and down to half of them."""
     limit = sock.gettimeout()
     if limit is None or not seconds / 2 <= limit <= seconds * (1 + TOLERANCE):
         sock.settimeout(seconds)
@@ -279,7 +279,7 @@ class BoundedReader(io.RawIOBase):
         self._deadline = min(self._deadline, time.monotonic() + BODY_WAIT)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
-        """For http.client, in place of a socket."""
+        """For http.client, instead of a socket."""
         return io.BufferedReader(self)
 
     def readable(self) -> bool:
@@ -385,7 +385,7 @@ def _length(lengths: list[str]) -> int | None:
 
 
 def read_headers(lines: Iterable[bytes]) -> http.client.HTTPMessage:
-    """If a line is no header, the line is passed over. White space around a name or a value is no part of it."""
+    """Skips lines that aren't headers, and white space around names and values."""
     message = http.client.HTTPMessage()
     found: list[tuple[str, str]] = []
     for line in lines:
@@ -420,7 +420,7 @@ _exchange = _Exchange()
 
 
 def begin_exchange(seconds: float) -> None:
-    """The next exchange of this thread must end within so many seconds."""
+    """Give the next exchange of this thread this many seconds."""
     _exchange.deadline = time.monotonic() + seconds
 
 

@@ -71,7 +71,7 @@ class InFlight:
 
     @property
     def worth_reading(self) -> bool:
-        """Whether there is room for so many events that a round trip is worth it."""
+        """Whether there is room for enough events to be worth a round trip."""
         return not self._sizes or self.free >= max(1, self.capacity // 4)
 
     def ids(self) -> list[bytes]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A request may last until its deadline. A sender that is late by so many seconds hangs.
+#: A request may last until its deadline. A sender that is this late, seconds, hangs.
 LATE = 5.0
 #: How many calls of the relay are in flight: while Redis works on one, the process prepares the other.
 RELAY_CALLS = 2
@@ -167,18 +167,13 @@ class Lane:
         )
 
     @property
-    def name(self) -> str:
-        """The name of the endpoint."""
-        return self.endpoint
-
-    @property
     def group(self) -> str:
         """The consumer group of the endpoint, or of the replay."""
         return self.subscription.group
 
     @property
     def live(self) -> bool:
-        """Whether the lane is no replay."""
+        """Whether the lane delivers live events rather than a replay."""
         return self.group == self.endpoint
 
     @property
@@ -217,7 +212,7 @@ class Lane:
         return [work for work in list(self.works) if work.hangs]
 
     def slow(self, now: float, seconds: float) -> bool:
-        """Whether requests of the lane are in flight, and each is older than so many seconds."""
+        """Whether requests of the lane are in flight, each older than this many seconds."""
         return bool(self.works) and now - self.works[-1].since >= seconds
 
     def moving(self, requests: int) -> list[bytes]:
@@ -232,7 +227,7 @@ class Lane:
         return [entry for entry in self.in_flight.ids() if entry not in left]
 
     def obey(self, retry_after: float | None) -> None:
-        """If the receiver asks for a pause, seconds, send nothing for so long; `EndpointStateCache.save` follows."""
+        """If the receiver asks for a pause, seconds, send nothing until it ends; `EndpointStateCache.save` follows."""
         if retry_after:
             self.state.mute(min(retry_after, self.redelivery.max_age_ms / 1000))
 

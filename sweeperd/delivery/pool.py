@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 SLOW, LEAST_SLOW, MOST_SLOW = 4.0, 0.05, 0.25
 #: The median follows the requests by steps of this factor.
 STEP = 1.05
-#: A thread without a batch ends after so many seconds.
+#: A thread ends when it has had no batch for this long, seconds.
 IDLE = 5.0
 
 
@@ -67,7 +67,7 @@ class Pool:
                 self._pass_on()
 
     def allow(self, concurrency: int) -> None:
-        """Allow so many requests in flight from now on."""
+        """From now on allow this many requests in flight."""
         with self._changed:
             self._concurrency = concurrency
             self._changed.notify_all()
@@ -204,7 +204,7 @@ class Pool:
         return None, soonest
 
     def _free_at(self, now: float) -> float:
-        """When so many requests are slow that another one may begin; in the past: one may begin now."""
+        """When enough requests are slow for another one to begin; in the past if one may begin now."""
         slow = self._slow_after
         young = [work.since for work in self._in_flight if now - work.since < slow]
         return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + slow

@@ -16,13 +16,13 @@ from sweeperd.store.scripts import Call, Script
 
 log = logging.getLogger(__name__)
 
-#: After a pause so many seconds' worth of requests may come at once, one request at least.
+#: After a pause the requests of this many seconds may come at once, one request at least.
 BURST = 0.25
-#: A process takes the tokens of so many seconds at once, or of a round trip if a round trip takes longer.
+#: A process takes the tokens of this many seconds at once, or of a round trip if that takes longer.
 AHEAD = 0.02
 #: The shortest wait for a token, seconds: by then there may be several.
 SHORTEST_WAIT = 0.005
-#: If tokens are not used for so long, seconds, they lapse.
+#: Tokens that aren't used for this long, seconds, lapse.
 LAPSE = 1.0
 
 

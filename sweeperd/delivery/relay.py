@@ -168,7 +168,7 @@ class CyclesRecords:
         return min(CALL_MICROS / self._micros, LARGEST_SIZE)
 
     def _learn(self, records: int, micros: int) -> None:
-        """Redis took so long for a call with so many records."""
+        """Note how long Redis took for a call, and how many records it had."""
         if micros > 0:
             self._micros *= STEP if micros > self._micros * records else 1 / STEP
 

@@ -48,7 +48,7 @@ class ProbeChooser:
 
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
-#: While the brake holds events, a step takes so many at most: there is room for a few.
+#: While the brake holds events, a step takes up to this many, because there is room for a few.
 BRAKED = 200
 
 
@@ -60,7 +60,7 @@ class DueScan:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        #: If a process sends no heartbeat for so long, ms, the process is dead.
+        #: A process without a heartbeat for this long, ms, counts as dead.
         self._dead_ms = int(lane.timing.take_over_after * 1000)
         # A released event (0 deliveries) has no wait, and was released with a long idle time.
         self._least_idle_ms = min(int(lane.redelivery.initial * 1000), self._dead_ms)
@@ -85,11 +85,6 @@ class DueScan:
     def due_at(self) -> float:
         """When the next step is worth making (monotonic)."""
         return max(self._next_at, self._lane.brake.until if self._lane.brake.waiting else 0.0)
-
-    @property
-    def orphaned_at(self) -> float:
-        """When `take_orphaned` looks again (monotonic)."""
-        return self._orphaned_at
 
     def hurry(self) -> None:
         """Events have become due: make the next step at once."""
@@ -155,7 +150,7 @@ class DueScan:
         return due
 
     def _ms_since_waits_ended(self) -> float:
-        """If an event has been parked for so long, ms, no wait is left. `take` claims no younger event."""
+        """How long an event must have been parked, ms, to have no wait left. `take` claims no younger event."""
         if self._waits_ended_at is None:
             return math.inf
         return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)

@@ -33,7 +33,7 @@ class Sent:
 
     settlements: Sequence[Settlement] = ()
     batches: Sequence[Batch] = ()
-    #: The batch again, in so many seconds.
+    #: The batch, to be sent again after `pause` seconds.
     retry: Batch | None = None
     pause: float = 0.0
 

@@ -18,7 +18,7 @@ _TYPES = ("hash", "string", "set", "zset", "list")
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
 
-#: In `after`: any value, and the time of the run, ms. ANY in place of a key's content: any content, or none.
+#: In `after`: any value, and the time of the run, ms. ANY instead of a key's content: any content, or none.
 ANY, NOW = "*", "{now}"
 
 #: {"hash": {..}}, {"string": ".."}, {"set": [..]}, {"zset": {..}} or {"list": [..]}.

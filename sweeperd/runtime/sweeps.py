@@ -134,7 +134,7 @@ class KindSweep:
     def _may_overrule(self, stood_by: float) -> bool:
         """
         Whether to sweep without the lease, which is always correct. A holder notes each sweep. If a lease never runs
-        out, because its key has no TTL or is no lease, all sweeps would stop forever. So a process sweeps anyway after
+        out, because its key has no TTL or isn't a lease, all sweeps would stop. So a process sweeps anyway after
         standing by for 4 TTLs in which no other noted a sweep.
         """
         if stood_by < self._patience.total_seconds():

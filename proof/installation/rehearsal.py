@@ -48,7 +48,8 @@ SUBSCRIPTIONS: Mapping[str, Mapping[str, object]] = {
     },
     "only-newer": {"event_types": [NEWER_TYPE]},
 }
-#: What docs/cycles.md names as different: the source, further fields, and subscriptions that the runtime cannot read.
+#: What docs/reference/cycles.md names as different: the source, further fields, and subscriptions that the runtime
+#: cannot read.
 FURTHER = ("expires_at", "grace_ms", "missing_budgets", "closed_budgets")
 MORE_DELIVERIES = ("newer-type", "newer-category")
 
@@ -131,7 +132,7 @@ def comparison(on: Rehearsal) -> str:
     both = theirs.keys() & ours.keys()
     return (
         f"{len(both)} fields in both, {len(differing & both)} of them differ; {len(compared - both)} only by sweeperd; "
-        "all as docs/cycles.md says"
+        "all as docs/reference/cycles.md says"
     )
 
 

@@ -8,8 +8,8 @@ until redis-cli PING > /dev/null 2>&1; do sleep 1; done
 open_budget
 # A mail server that keeps what it is given.
 printf '#!/bin/sh\ncat >> /tmp/mail\n' > /usr/sbin/sendmail; chmod 755 /usr/sbin/sendmail; touch /tmp/mail; chmod 666 /tmp/mail
-block docs/deploying.md systemd 0 3
-block docs/deploying.md Cron 0
+block docs/how-to/systemd.md "Run it with systemd" 0 3
+block docs/how-to/cron.md "Run it from cron" 0
 cron
 
 reserve first

@@ -1,5 +1,5 @@
 """
-`python -m proof.release.kubernetes --kubeconfig FILE` proves on a cluster what docs/deploying.md says about Kubernetes:
+`python -m proof.release.kubernetes --kubeconfig FILE` proves on a cluster what docs/how-to/kubernetes.md says:
 admission under Pod Security `restricted`, a roll-out and a forced delete under load, commands in a pod, bad settings, a
 rotated password. Needs kubectl. The cluster has the images or can pull them, and has no namespace `sweeperd`.
 """
@@ -28,7 +28,7 @@ from tests.support.harness import IN_HAND, eventually, reserve
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "deploy" / "k8s"
-DEPLOYING = ROOT / "docs" / "deploying.md"
+DEPLOYING = ROOT / "docs" / "how-to" / "kubernetes.md"
 #: The namespace of the documents, and the one of Redis and the receiver.
 OURS, HELPERS = "sweeperd", "sweeperd-tried"
 PASSWORD, ROTATED = "first-password", "second-password"
@@ -263,7 +263,7 @@ def start_receiver(image: str, address: str) -> str:
 
 def install(directory: Path, address: str) -> None:
     """Run the document's blocks: namespace, Secret and manifests; then the rights in Redis, from a pod that runs."""
-    first, second = blocks(DEPLOYING, "Kubernetes")[:2]
+    first, second = blocks(DEPLOYING, "Run it on Kubernetes")[:2]
     namespace, _, rest = first.partition("\n")
     typed(directory, namespace, address)
     restrict(OURS)

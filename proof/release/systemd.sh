@@ -16,7 +16,7 @@ if [ -e /root/rebooted ]; then
   swept rebooted
   say "reboot" "active again, sweeps"
 
-  block docs/deploying.md systemd 1
+  block docs/how-to/systemd.md "Run it with systemd" 1
   await 30 systemctl is-active -q sweeperd@sweep || fail "no sweep"
   await 30 systemctl is-active -q sweeperd@deliver || fail "no delivery"
   swept roles
@@ -24,12 +24,12 @@ if [ -e /root/rebooted ]; then
   say "roles" "two daemons of one unit and one configuration: $(ss -ltn | grep -o '127.0.0.1:946[0-9]' | tr '\n' ' ')"
   systemctl disable --now sweeperd@sweep sweeperd@deliver
 
-  block docs/deploying.md systemd 2
+  block docs/how-to/systemd.md "Run it with systemd" 2
   swept timer 90
   systemctl is-failed -q sweeperd-once && fail "the run of the timer failed"
   say "the timer" "sweeps after $took s, the same configuration"
 
-  block docs/install.md "Uninstall the systemd units" 0
+  block docs/how-to/uninstall.md "Uninstall the systemd units" 0
   systemctl list-unit-files | grep sweeperd && fail "units are left"
   [ ! -e /etc/sweeperd ] && [ ! -e /opt/sweeperd ] || fail "files are left"
   say "uninstalled" "no unit and no file is left"
@@ -38,7 +38,7 @@ fi
 
 await 60 sh -c 'redis-cli PING | grep -q PONG' || fail "redis does not run"
 open_budget
-block docs/deploying.md systemd 0
+block docs/how-to/systemd.md "Run it with systemd" 0
 systemctl is-active -q sweeperd || fail "not active after the block"
 swept first
 say "the block" "active; $(systemctl --version | head -n 1), $(/opt/sweeperd/bin/python --version)"

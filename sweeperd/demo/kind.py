@@ -167,7 +167,7 @@ class _Show:
             found = read(self._client)
             wrong = [] if found == wanted else [f"{text}: {_text(found)} instead of {_text(wanted)}"]
             good = screen.verdict(f"{text}: {_text(found)}", wrong) and good
-        screen.echo(f"\nNext: {self._example.directory / 'README.md'}, and docs/kinds.md for your own kind.")
+        screen.echo(f"\nNext: {self._example.directory / 'README.md'}, docs/how-to/write-a-kind.md for your own kind.")
         return 0 if good else 1
 
 

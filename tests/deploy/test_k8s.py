@@ -306,7 +306,7 @@ def test_keda_scales_what_delivers_and_decides_its_replicas_alone(base: str, nam
     assert trigger["metricType"] == "AverageValue"
     query = trigger["metadata"]["query"]
     (metric,) = re.findall(r"sweeperd_\w+", query)
-    assert metric in (K8S.parents[1] / "docs" / "metrics.md").read_text()
+    assert metric in (K8S.parents[1] / "docs" / "reference" / "metrics.md").read_text()
     assert f'namespace="{scaled["metadata"]["namespace"]}"' in query, "and nobody else's backlog"
     assert "cooldownPeriod" not in scaled["spec"], "it means nothing unless the least is 0"
 

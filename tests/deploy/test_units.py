@@ -164,7 +164,7 @@ def test_what_the_build_copies_is_there_and_enough() -> None:
 def test_the_build_command_is_the_documented_one_and_names_this_version() -> None:
     command = f"podman build -f deploy/container/Containerfile -t sweeperd:{__version__} ."
     assert command in (DEPLOY / "container" / "Containerfile").read_text()
-    assert command in (DEPLOY.parent / "docs" / "deploying.md").read_text()
+    assert command in (DEPLOY.parent / "docs" / "how-to" / "container.md").read_text()
 
 
 def services() -> dict[str, Any]:
@@ -174,7 +174,7 @@ def services() -> dict[str, Any]:
 
 def test_the_image_knows_the_extras_by_their_names() -> None:
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
-    (extras,) = re.findall(r"`EXTRAS=(\S+)`", (DEPLOY.parent / "docs" / "deploying.md").read_text())
+    (extras,) = re.findall(r"`EXTRAS=(\S+)`", (DEPLOY.parent / "docs" / "how-to" / "container.md").read_text())
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
     assert ("ARG", "EXTRAS=") in instructions()
     (install,) = (value for _, value in instructions() if "sweeperd[${EXTRAS}]" in value)

@@ -1,6 +1,6 @@
 """
-`python -m tests.docs.generate` writes what is made from the code: docs/metrics.md, docs/cli.md, and the schemas of the
-JSON documents in docs/schemas.
+`python -m tests.docs.generate` writes what is made from the code: pages of docs/reference, and the schemas of the JSON
+documents in docs/schemas.
 """
 
 import functools
@@ -43,6 +43,7 @@ from tests.docs.webhook import EVENTS, Body
 from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
+REFERENCE = DOCS / "reference"
 SCHEMAS = DOCS / "schemas"
 EXAMPLE = ROOT / "config.example.toml"
 #: The width of the help texts.
@@ -55,7 +56,11 @@ _KEY = re.compile(r"#?(\w+) = .*")
 def made() -> list[Path]:
     """The paths of the generated pages."""
     schemas = [*DOCUMENTS, "webhook", "expired"]
-    return [DOCS / "metrics.md", DOCS / "cli.md", *(SCHEMAS / f"{name}.schema.json" for name in schemas)]
+    return [
+        REFERENCE / "metrics.md",
+        REFERENCE / "cli.md",
+        *(SCHEMAS / f"{name}.schema.json" for name in schemas),
+    ]
 
 
 @functools.cache
@@ -64,7 +69,7 @@ def pages() -> dict[Path, str]:
     schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
     schemas[SCHEMAS / "webhook.schema.json"] = webhook_schema()
     schemas[SCHEMAS / "expired.schema.json"] = expired_schema()
-    return {DOCS / "metrics.md": metrics_page(), DOCS / "cli.md": cli_page()} | schemas
+    return {REFERENCE / "metrics.md": metrics_page(), REFERENCE / "cli.md": cli_page()} | schemas
 
 
 # ---- metrics
@@ -73,17 +78,17 @@ def pages() -> dict[Path, str]:
 def metrics_page() -> str:
     rows = [f"| `{name}` | {kind} | {labels} | {text} |\n" for name, kind, labels, text in sorted(metrics())]
     return (
-        "# Metrics\n\n"
-        "Served at `/metrics` on the HTTP port ([running](running.md#watching)), and written by `sweeperd --once "
+        "# Metrics\n\n*For operators who scrape, alert and graph.*\n\n"
+        "Served at `/metrics` on the HTTP port ([endpoints](http.md#watching)), and written by `sweeperd --once "
         "--metrics-file FILE`. This page is made from the code by `python -m tests.docs.generate`.\n\n"
         "A metric without the label `shard` is the sum over shards, or the oldest of them. All series of a shard and "
         "of an endpoint exist from the start with the value 0, so that a rate sees the first event. The process's own "
         "metrics (`process_resident_memory_bytes`, `process_cpu_seconds_total` and others) are served too, but not "
         "written into a metrics file. Metrics that begin with `cycles_` exist only with "
-        "[`cycles.enabled`](cycles.md).\n\n"
+        "[`cycles.enabled`](../how-to/cycles.md).\n\n"
         "| metric | type | labels | meaning |\n|---|---|---|---|\n" + "".join(rows) + "\n"
-        "The alerts in [`sweeperd.rules.yaml`](../deploy/prometheus/sweeperd.rules.yaml) use these metrics; the "
-        "[runbook](runbook.md) has a section for each alert.\n"
+        "The alerts in [`sweeperd.rules.yaml`](../../deploy/prometheus/sweeperd.rules.yaml) use these metrics; the "
+        "[runbook](../runbook.md) has a section for each alert.\n\nNext: [runbook](../runbook.md).\n"
     )
 
 
@@ -108,10 +113,11 @@ def cli_page() -> str:
     root = click.Context(main, info_name="sweeperd", **main.context_settings, **width)
     sections = [_section(context) for context in commands(root)]
     return (
-        "# Commands\n\n"
+        "# Commands\n\n*For operators at a terminal.*\n\n"
         "The help text of each command, made from the code by `python -m tests.docs.generate`. "
-        "[Operating](operating.md) explains what the commands are for, [deploying](deploying.md#cron) the exit "
-        "codes.\n\n" + "\n".join(sections)
+        "[Operate](../how-to/operate.md) explains what the commands are for.\n\n"
+        + "\n".join(sections)
+        + "\nNext: [operate](../how-to/operate.md).\n"
     )
 
 

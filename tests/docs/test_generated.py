@@ -42,7 +42,7 @@ def test_metrics_that_documents_name_exist() -> None:
 
 
 def test_every_key_in_redis_is_documented() -> None:
-    text = (ROOT / "docs" / "data-model.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "data-model.md").read_text(encoding="utf-8")
     names = KEY_NAME.findall((ROOT / "sweeperd" / "store" / "keys.py").read_text(encoding="utf-8"))
     assert len(names) > 10
     assert not [name for name in names if name not in text]

@@ -1,4 +1,4 @@
-"""docs/kinds.md, word for word in a fresh directory: from nothing to a swept kind."""
+"""The pages about kinds, word for word in a fresh directory: from nothing to a swept kind."""
 
 import os
 import re
@@ -18,11 +18,14 @@ from tests.support.documents import ROOT
 from tests.support.servers import Server
 from tests.support.streams import entries
 
-TEXT = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
-WALK = TEXT[TEXT.index("## Ten minutes") : TEXT.index("## What your service")]
+DOCS = ROOT / "docs"
+WALK = (DOCS / "tutorial" / "first-kind.md").read_text(encoding="utf-8")
+WAITING = (DOCS / "how-to" / "waiting-list.md").read_text(encoding="utf-8")
+KIT = (DOCS / "explanation" / "kit.md").read_text(encoding="utf-8")
+KINDS = (DOCS / "reference" / "kinds.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str, text: str = TEXT) -> list[str]:
+def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
@@ -67,10 +70,9 @@ def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_p
 
 @pytest.mark.slow
 def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    text = TEXT[TEXT.index("## Waiting lists") : TEXT.index("## A script")]
-    (script,) = blocks("lua", text)
+    (script,) = blocks("lua", WAITING)
     (tmp_path / "offer.lua").write_text(script)
-    proof, _, _, to_ada, _, to_bob, *_, offer, line = walked(text, server, tmp_path)
+    proof, _, _, to_ada, _, to_bob, *_, offer, line = walked(WAITING, server, tmp_path)
     assert "FAILED" not in proof
     assert "a protected entry stays" in proof
     assert (to_ada.strip(), to_bob.strip()) == ("ada", "bob")
@@ -82,10 +84,10 @@ def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redi
 
 
 def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None:
-    (*_, script), (samples,) = blocks("lua"), blocks("json")
+    (script,), (samples,) = blocks("lua", KINDS), blocks("json", KIT)
     (tmp_path / "x.lua").write_text(script)
     (tmp_path / "samples.json").write_text(samples)
-    kind = tomllib.loads(blocks("toml")[0])["kinds"][0]
+    kind = tomllib.loads(blocks("toml", WALK)[0])["kinds"][0]
     lines = [f'{name} = "{kind[name]}"' for name in ("name", "index", "key", "deadline")]
     more = ['ended = { state = "EXPIRED" }', 'writes = ["permits:*"]', 'script = "file:x.lua"']
     (tmp_path / "config.toml").write_text("\n".join(["[[kinds]]", *lines, *more]))
@@ -97,11 +99,11 @@ def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_books_of_the_document_hold(tmp_path: Path) -> None:
     """With samples of its own, and with those that are derived."""
-    (fixture,) = (block for block in blocks("python") if "def books" in block)
+    (fixture,) = (block for block in blocks("python", KIT) if "def books" in block)
     for name, text in (
         ("conftest.py", fixture),
-        ("config.toml", blocks("toml")[0]),
-        ("samples.json", blocks("json")[0]),
+        ("config.toml", blocks("toml", WALK)[0]),
+        ("samples.json", blocks("json", KIT)[0]),
     ):
         (tmp_path / name).write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--sweeperd-config", "config.toml"]
@@ -111,4 +113,4 @@ def test_the_books_of_the_document_hold(tmp_path: Path) -> None:
 
 
 def test_the_document_lists_every_command() -> None:
-    assert not [name for name in FORMS if f"`{name}" not in TEXT]
+    assert not [name for name in FORMS if f"`{name}" not in KINDS]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, anchors, cited_tests, documents, links, name
+from tests.support.documents import ROOT, anchors, cited_tests, documents, guides, links, name
 
 DOCUMENTS = pytest.mark.parametrize("document", documents(), ids=name)
 
@@ -54,6 +54,15 @@ def test_a_citation_that_is_wrong_is_noticed() -> None:
     assert exists("tests/docs/test_links.py::test_cited_tests_exist")
     assert not exists("tests/docs/test_links.py::test_that_was_renamed")
     assert not exists("tests/docs/test_that_was_moved.py")
+
+
+@pytest.mark.parametrize("page", guides(), ids=name)
+def test_a_page_says_whom_it_serves_and_what_to_read_next(page: Path) -> None:
+    title, empty, first, *_, last = page.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ")
+    assert not empty
+    assert re.fullmatch(r"\*For .+\.\*", first)
+    assert re.fullmatch(r"Next: \[[^]]+\]\([^)]+\)\.", last)
 
 
 def test_the_readme_is_short() -> None:

@@ -1,4 +1,4 @@
-"""The lines of docs/install.md and docs/deploying.md work as they stand, with ports and paths of the test."""
+"""The lines of docs/how-to work as they stand, with ports and paths of the test."""
 
 import os
 import re
@@ -16,7 +16,8 @@ from tests.support.documents import ROOT, code
 from tests.support.harness import eventually
 from tests.support.servers import Server, free_port
 
-INSTALL = ROOT / "docs" / "install.md"
+HOW_TO = ROOT / "docs" / "how-to"
+INSTALL, CRON = HOW_TO / "install.md", HOW_TO / "cron.md"
 #: What the receiver prints.
 WEBHOOK = re.compile(r'"reservation_id":"1".*"missing_budgets":\["tenant:acme"\]')
 BIN = Path(sys.executable).parent
@@ -52,9 +53,7 @@ def test_five_lines_from_redis_to_the_first_webhook(tmp_path: Path) -> None:
 
 
 def test_the_cron_line_works_in_cron_s_environment(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    ((user, line),) = set(
-        re.findall(r"^\* \* \* \* \* +(\S+) +(.*)$", (ROOT / "docs" / "deploying.md").read_text(), re.MULTILINE)
-    )
+    ((user, line),) = set(re.findall(r"^\* \* \* \* \* +(\S+) +(.*)$", CRON.read_text(), re.MULTILINE))
     (tmp_path / "config.toml").write_text(f'[redis]\nurl = "{server.url}"\n')
     for there, here in {
         "/opt/sweeperd/bin": str(BIN),
@@ -62,7 +61,7 @@ def test_the_cron_line_works_in_cron_s_environment(server: Server, client: redis
     }.items():
         line = line.replace(there, here)
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "SHELL": "/bin/sh"}
-    assert f" {user}\n" in code(ROOT / "docs" / "deploying.md", "Cron"), "the user is made before"
+    assert f" {user}\n" in code(CRON, "Run it from cron"), "the user is made before"
     assert "--delivery-limit 45s" in line
     done = subprocess.run(
         ["/bin/sh", "-c", line], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
@@ -80,7 +79,7 @@ def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
         "[[webhooks.endpoints]]\nname = 'billing'\nurl = 'http://127.0.0.1:9/'\nsecrets = ['credential:billing']\n"
     )
     (tmp_path / "redis-url").write_text(server.url + "\n")
-    line = code(ROOT / "docs" / "deploying.md", "Commands on a deployed host").removeprefix("sudo ")
+    line = code(HOW_TO / "systemd.md", "Commands on a deployed host").removeprefix("sudo ")
     for there, here in {
         "/etc/sweeperd/secrets": str(tmp_path),
         "/etc/sweeperd": str(tmp_path),
@@ -102,9 +101,7 @@ def test_the_line_for_a_pod(server: Server, tmp_path: Path) -> None:
     assert found
     (tmp_path / "redis-url").write_text(server.url + "\n")
     variable = {found[1]: found[2].replace("/run/secrets/sweeperd", str(tmp_path))}
-    inside = re.findall(r"kubectl -n sweeperd exec .+ -- sweeperd (.+)", (ROOT / "docs" / "deploying.md").read_text())[
-        -1
-    ]
+    inside = re.findall(r"kubectl -n sweeperd exec .+ -- sweeperd (.+)", (HOW_TO / "kubernetes.md").read_text())[-1]
     done = subprocess.run(
         [BIN / "sweeperd", *inside.split()],
         env={"PATH": os.environ["PATH"], "SWEEPERD_CONFIG": str(ROOT / "deploy/k8s/example/config.toml")} | variable,

@@ -1,4 +1,4 @@
-"""The receivers of docs/webhooks.md take what sweeperd sends, drop duplicates, and refuse what is not signed."""
+"""The receivers of the documents take what sweeperd sends, drop duplicates, and refuse what is not signed."""
 
 import base64
 import fcntl
@@ -104,7 +104,7 @@ def receiver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             pytest.skip("SWEEPERD_TEST_NODE_MODULES names no folder with express and standardwebhooks")
         (folder / "node_modules").symlink_to(modules)
     path = folder / file
-    path.write_text(code(ROOT / "docs" / "webhooks.md", request.param), encoding="utf-8")
+    path.write_text(code(ROOT / "docs" / "how-to" / "receive-webhooks.md", request.param), encoding="utf-8")
     if request.param == "Go":
         # With pytest-xdist each worker has a directory of its own below that of the run.
         base = tmp_path_factory.getbasetemp()
@@ -152,7 +152,7 @@ def test_the_consumer_of_the_stream_reads_each_event_and_acknowledges_it(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
     source, log = tmp_path / "consumer.py", tmp_path / "output"
-    source.write_text(code(ROOT / "docs" / "streams.md", "Python"), encoding="utf-8")
+    source.write_text(code(ROOT / "docs" / "how-to" / "consume-the-stream.md", "Python"), encoding="utf-8")
     env, before = os.environ | {"REDIS_URL": server.url}, calls(client, "xautoclaim")
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, str(source)], env=env, stdout=output, stderr=subprocess.STDOUT)

@@ -1,4 +1,4 @@
-"""docs/architecture.md names files and functions that exist, and the walk of one id enters no file more than twice."""
+"""The page about the architecture names what exists, and the walk of one id enters no file more than twice."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ FILE = re.compile(r"`([\w/]+\.py)`")
 
 
 def text() -> str:
-    return (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    return (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 
 
 def steps() -> list[tuple[str, str]]:

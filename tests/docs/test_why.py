@@ -1,4 +1,4 @@
-"""What docs/why.md says of Redis's own ways to expire something, on each server at hand."""
+"""What docs/explanation/why.md says of Redis's own ways to expire something, on each server at hand."""
 
 from collections.abc import Iterator
 

@@ -238,7 +238,7 @@ def test_another_webhook_waits_ten_seconds_at_most(
 
 def test_the_page_names_what_differs() -> None:
     """The service's reasons are the calls of `quarantine` in expire.lua of cycles-server."""
-    page = (Path(__file__).parents[2] / "docs" / "cycles.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "cycles.md").read_text(encoding="utf-8")
     service = {"INVALID_EXPIRY", "INVALID_ESTIMATE", "MISSING_SCOPES", "MALFORMED_SCOPES"}
     assert [name for name in (REASONS.keys() - service) | OURS if f"`{name}`" not in page] == []
     assert "within 30 s" not in page, "the lease and the interval of the service"

@@ -75,7 +75,7 @@ def test_it_ends_by_itself_with_balanced_books(name: str, tmp_path: Path) -> Non
     assert done.code == 0, done.text
     assert re.search(r"runs on +" + names, done.text), done.text
     assert re.search(r"23 reservations: \d committed, 2 released, \d+ expired", done.text)
-    for text in ("8 budgets", "verified webhooks", "All books balance", "docs/install.md"):
+    for text in ("8 budgets", "verified webhooks", "All books balance", "docs/how-to/install.md"):
         assert text in done.text
     assert f"http://{Settings().http.listen}/" in done.text, "the status page"
     for text in ("group", "\x1b", "Traceback", "WRONG"):

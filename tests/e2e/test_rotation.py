@@ -148,7 +148,7 @@ def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
 
 
 def test_a_rotated_password_of_redis_needs_no_person(own_server: Server, tmp_path: Path) -> None:
-    """Both orders: the file last, and the order of docs/deploying.md: add, change the file, remove."""
+    """Both orders: the file last, and the order of docs/how-to/rotate-secrets.md: add, change the file, remove."""
     place = own_server.url.removeprefix("redis://")
     file = tmp_path / "redis-url"
 

@@ -1,4 +1,4 @@
-"""The examples: each is proved by the kit; its writer and its sweep keep the books, and the rules of docs/kinds.md."""
+"""The examples: each is proved by the kit; its writer and its sweep keep the books, and the rules for writers."""
 
 import re
 import threading
@@ -122,12 +122,12 @@ def test_permits(server: Server, client: redis.Redis) -> None:
 
 # ---- the rules for writers
 
-DOC = (ROOT / "docs" / "kinds.md").read_text(encoding="utf-8")
-WAITING = DOC[DOC.index("## Waiting lists") : DOC.index("## A script")]
+WRITER = (ROOT / "docs" / "how-to" / "write-a-kind.md").read_text(encoding="utf-8")
+WAITING = (ROOT / "docs" / "how-to" / "waiting-list.md").read_text(encoding="utf-8")
 
 
 class Offers:
-    """The waiting list of docs/kinds.md: its `offer.lua`."""
+    """The waiting list of docs/how-to/waiting-list.md: its `offer.lua`."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._client: Any = client
@@ -315,5 +315,5 @@ def test_a_renewed_lock_is_held_longer(client: redis.Redis) -> None:
 def test_the_document_shows_the_writer_word_for_word() -> None:
     writer = writer_of("seat-holds")
     assert {writer.HOLD, writer.END} <= {
-        f"\n{script}" for script in re.findall(r"^```lua\n(.*?)^```", DOC, re.M | re.S)
+        f"\n{script}" for script in re.findall(r"^```lua\n(.*?)^```", WRITER, re.M | re.S)
     }

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
@@ -22,7 +23,15 @@ _CITED = re.compile(r"\btests/[\w./*-]*\w(?:::\w+)*")
 
 def documents() -> list[Path]:
     """Every document that a reader of the repository finds."""
-    return [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    return [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+
+
+def guides() -> list[Path]:
+    """The pages for users and operators, without records of decisions and evidence."""
+    pages = [
+        page for folder in ("tutorial", "how-to", "reference", "explanation") for page in (DOCS / folder).glob("*.md")
+    ]
+    return [*sorted(DOCS.glob("*.md")), *sorted(pages)]
 
 
 def name(document: Path) -> str:

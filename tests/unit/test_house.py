@@ -1,4 +1,4 @@
-"""Rules about the source that a linter cannot check. `docs/architecture.md` explains them."""
+"""Rules about the source that a linter cannot check. `docs/explanation/architecture.md` explains them."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Values, labels and lifetimes of the metrics. Their names and types are in docs/metrics.md, which is generated."""
+"""Values, labels and lifetimes of the metrics. Their names and types are in the generated page."""
 
 import re
 from collections import defaultdict

@@ -77,7 +77,7 @@ def _handshake(endpoint: EndpointSettings, timeout: float) -> CheckResult:
     try:
         return expiry_result(certificate_expiry(endpoint, timeout), "the receiver's certificate", "have it renewed")
     except ConnectionError as error:
-        return failure(str(error), "see Certificates and proxies in docs/webhooks.md")
+        return failure(str(error), "see Certificates and proxies in docs/reference/webhooks.md")
 
 
 def _file(file: PemFile) -> CheckResult | None:

@@ -18,7 +18,7 @@ URL = "redis://127.0.0.1:6379/0"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 EXAMPLES = [
     (document.name, block)
-    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     for block in BLOCK.findall(document.read_text(encoding="utf-8"))
     if "sweeperd.ledger" in block
 ]

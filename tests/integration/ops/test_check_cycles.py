@@ -21,7 +21,7 @@ from tests.support.servers import Server
 
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 LEASE = "cycles:maintenance:lease:reservation_expiry"
-#: As docs/cycles.md, step 2, names them.
+#: As docs/how-to/cycles.md, step 2, names them.
 RIGHTS = rules(cycles={"enabled": True})
 
 

@@ -84,6 +84,10 @@ class EndpointSettings(Section):
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
     start: Start = "now"
     max_rate: float | None = Field(default=None, gt=0, le=100_000, allow_inf_nan=False)
+    timeout: PositiveDuration | None = None
+    attempts: int | None = Field(default=None, ge=1, le=100)
+    redelivery_max: PositiveDuration | None = None
+    max_age: PositiveRetention | None = None
     headers: dict[str, SecretStr] = {}
     proxy: OptionalProxyUrl = None
     ca: OptionalPemFile = None
@@ -159,12 +163,25 @@ class WebhooksSettings(Section):
     max_age: PositiveRetention = timedelta(hours=72)
     endpoints: list[EndpointSettings] = []
 
+    def of(self, endpoint: EndpointSettings) -> Self:
+        """These settings for one endpoint: what it sets itself replaces the common value."""
+        own = {name: getattr(endpoint, name) for name in ("timeout", "attempts", "redelivery_max", "max_age")}
+        return self.model_copy(update={name: value for name, value in own.items() if value is not None})
+
+    @property
+    def longest_age(self) -> timedelta:
+        """The longest `max_age` of all endpoints."""
+        return max([self.max_age, *(self.of(endpoint).max_age for endpoint in self.endpoints)])
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.backoff_max < self.backoff_initial:
             raise ValueError("backoff_max is shorter than backoff_initial")
         if self.redelivery_max < self.redelivery_initial:
             raise ValueError("redelivery_max is shorter than redelivery_initial")
+        for endpoint in self.endpoints:
+            if self.of(endpoint).redelivery_max < self.redelivery_initial:
+                raise ValueError(f"redelivery_max of the endpoint {endpoint.name} is shorter than redelivery_initial")
         names = [endpoint.name for endpoint in self.endpoints]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two endpoints are named {min(twice)}")

@@ -55,7 +55,6 @@ class Dispatcher:
     def __init__(self, context: ShardContext, *, delivers: bool = True) -> None:
         """Not `delivers`: the process keeps the groups and takes no events."""
         settings, metrics = context.settings, context.metrics
-        webhooks = settings.webhooks
         # A reload closes the connections of the sweep, and those of the deliveries go on.
         self._shard = shard = context.shard.twin()
         self._context = context = replace(context, shard=shard)
@@ -63,13 +62,13 @@ class Dispatcher:
         self._metrics = metrics
         self._stop = context.stop
         self._retention_ms = milliseconds(settings.events.retention)
-        self._max_age_ms = milliseconds(webhooks.max_age)
+        self._max_age_ms = milliseconds(settings.webhooks.longest_age)
         consumer = f"{process_name()}-{secrets.token_hex(4)}"
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard, context.timing)
         announcements = Announcements(shard.clock, settings.announced)
         remade = metrics.webhooks.groups_remade.labels(shard.name)
-        self._groups = ConsumerGroups(shard, consumer, self._max_age_ms, remade, context.timing)
+        self._groups = ConsumerGroups(shard, consumer, remade, context.timing)
         self._filters = Filters(shard, consumer, settings.consumers if delivers else (), context.timing)
         #: Endpoint -> what was last said about different filters.
         self._different = dict[str, str]()
@@ -116,8 +115,10 @@ class Dispatcher:
         nothing is delivered. Raises RedisUnavailable.
         """
         with self._shard.reaching():
-            made_at = self._groups.keep({name: lane.subscription.start for name, lane in self._lanes.items()})
-            for name, lane in self._lanes.items():
+            lanes = self._lanes.items()
+            ages = {name: lane.redelivery.max_age_ms for name, lane in lanes}
+            made_at = self._groups.keep({name: lane.subscription.start for name, lane in lanes}, ages)
+            for name, lane in lanes:
                 lane.count_ages_from(made_at[name])
         self._ready = True
 

@@ -132,7 +132,7 @@ class Lane:
         circuit and the state of the endpoint; a replay has a separate consumer group.
         """
         shard, metrics, timing = context.shard, context.metrics, context.timing
-        redelivery, limits = Redelivery.of(context.settings.webhooks), BatchLimits.of(endpoint)
+        redelivery, limits = Redelivery.of(context.settings.webhooks.of(endpoint)), BatchLimits.of(endpoint)
         probe_max = context.settings.webhooks.probe_max.total_seconds()
         if live:
             circuit, state, rate = live.circuit, live.state, live.publisher.rate

@@ -431,7 +431,7 @@ def ensure_group(lane: Lane) -> None:
     redis.RedisError.
     """
     start = lane.subscription.start
-    made_at = lane.outbox.groups.ensure(lane.group, start)
+    made_at = lane.outbox.groups.ensure(lane.group, start, lane.redelivery.max_age_ms)
     lane.redelivery.counts_from_ms = made_at
     if isinstance(start, StreamId) and not made_at:
         lane.stop.set()

@@ -170,6 +170,7 @@ class WebhookClient:
         connections: int,
         observe: Callable[[DeliveryResult], None],
     ) -> None:
+        settings = settings.of(endpoint)
         self._name = endpoint.name
         self._signer = Signer([secret.get_secret_value() for secret in endpoint.secrets])
         connect_timeout, timeout = settings.connect_timeout.total_seconds(), settings.timeout.total_seconds()

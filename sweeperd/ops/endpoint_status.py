@@ -73,7 +73,7 @@ class EndpointFigures(Document):
     failures: Count = Field(description="How many deliveries failed in a row.")
     failure: str = Field(description="Why the last delivery failed, while a circuit is open.")
     warning: str = Field(description="Why events wait although it is delivering, or why some will be lost.")
-    falling_behind: bool = Field(description="Whether the backlog takes longer than webhooks.max_age at this rate.")
+    falling_behind: bool = Field(description="Whether the backlog takes longer than max_age at this rate.")
     dead_letters: Count
     rate: Seconds | None = Field(description="Events per second that all processes deliver; null if unknown.")
     rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
@@ -146,7 +146,7 @@ def count_dead_letters(shard: Shard) -> Counter[str]:
 
 def _with_outlook(settings: Settings, endpoint: EndpointSettings, status: EndpointDocument) -> EndpointDocument:
     """With a warning if its backlog takes longer than max_age. The relay never gives up."""
-    needed, longest = status.empty_in_seconds, settings.webhooks.max_age.total_seconds()
+    needed, longest = status.empty_in_seconds, settings.webhooks.of(endpoint).max_age.total_seconds()
     if endpoint.name == RELAY.name or needed is None or needed <= longest:
         return status
     batches = f", in batches of up to {endpoint.batch_size}" if endpoint.batch_size > 1 else ""

@@ -59,16 +59,14 @@ class Trimmed(NamedTuple):
 
 class ConsumerGroups:
     """
-    The consumer groups of one shard's event stream. `consumer`: the name of this process in the groups. `max_age_ms`:
-    how far back a lost group starts if only its note has the position. `remade`: counts the recreated groups. All
-    methods raise redis.RedisError.
+    The consumer groups of one shard's event stream. `consumer`: the name of this process in the groups. `remade`:
+    counts the recreated groups. All methods raise redis.RedisError.
     """
 
     def __init__(
         self,
         shard: Shard,
         consumer: str,
-        max_age_ms: int = MAX_AGE_MS,
         remade: "Counter | None" = None,
         timing: Timing = DEFAULT_TIMING,
     ) -> None:
@@ -78,7 +76,6 @@ class ConsumerGroups:
         self._key = shard.keys.events
         self._notes = shard.keys.groups
         self._consumer = consumer.encode()
-        self._max_age_ms = max_age_ms
         self._remade = remade
         self._leave = Script("delivery/leave")
         self._make_due = Script("delivery/make_due")
@@ -91,14 +88,14 @@ class ConsumerGroups:
         #: create it without the note that it starts in the past.
         self._making = threading.Lock()
 
-    def keep(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, int]:
+    def keep(self, wanted: Mapping[str, Start | StreamId], max_ages_ms: Mapping[str, int] = {}) -> dict[str, int]:
         """
         Create the missing groups, even at maxmemory, and update the notes of positions that have moved. `wanted`: group
         -> where it starts if there is no note.
 
         A lost group restarts at the first unacknowledged event, so some events are delivered twice, and none is lost.
-        If this process has not seen the group, it restarts at the noted position, up to `max_age_ms` back, and the age
-        of its events counts from now.
+        If this process has not seen the group, it restarts at the noted position, up to its `max_ages_ms` back, and the
+        age of its events counts from now.
 
         If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group rewinds to the last noted
         position.
@@ -108,10 +105,9 @@ class ConsumerGroups:
         Returns for each group when it was created, ms, if it started in the past, else 0.
         """
         with self._making:
-            asked, made_at, names = self._asked(wanted), dict[str, int](), list(wanted)
+            asked, made_at, names = self._asked(wanted, max_ages_ms), dict[str, int](), list(wanted)
             for some in batches(names, GROUPS_COUNT):
-                args: list[str | int] = [self._max_age_ms, *(part for name in some for part in asked[name])]
-                call = Call([self._key, self._notes], args)
+                call = Call([self._key, self._notes], [part for name in some for part in asked[name]])
                 reply = cast(list[bytes], self._keep_groups.run(self._client, call))
                 for name, position, at, outcome in zip(some, reply[::3], reply[1::3], reply[2::3], strict=True):
                     made_at[name] = int(at)
@@ -124,9 +120,9 @@ class ConsumerGroups:
                         log.warning(told, extra=fields)
         return made_at
 
-    def ensure(self, group: str, start: Start | StreamId = "now") -> int:
+    def ensure(self, group: str, start: Start | StreamId = "now", max_age_ms: int = MAX_AGE_MS) -> int:
         """`keep` for a single group."""
-        return self.keep({group: start})[group]
+        return self.keep({group: start}, {group: max_age_ms})[group]
 
     def adopt(self, before: "ConsumerGroups", groups: Collection[str]) -> None:
         """Copy the positions of these groups from the object used before a reload."""
@@ -246,7 +242,9 @@ class ConsumerGroups:
                 )
         return removed
 
-    def _asked(self, wanted: Mapping[str, Start | StreamId]) -> dict[str, tuple[str, str, str]]:
+    def _asked(
+        self, wanted: Mapping[str, Start | StreamId], ages: Mapping[str, int]
+    ) -> dict[str, tuple[str, str, str, int]]:
         """The arguments of keep_groups.lua for each group."""
         unknown = [group for group in wanted if group not in self.positions]
         last = StreamId.parse(streams.last_id(self._client, self._key)) if unknown else START
@@ -254,7 +252,12 @@ class ConsumerGroups:
             # Remembered, so that a later call creates the group here if it cannot be created now.
             self.positions[group] = self._first_position(wanted[group], last)
         return {
-            group: (group, str(self.positions[group]), _kind_of_group(start, seen=group in self._seen))
+            group: (
+                group,
+                str(self.positions[group]),
+                _kind_of_group(start, seen=group in self._seen),
+                ages.get(group, MAX_AGE_MS),
+            )
             for group, start in wanted.items()
         }
 

@@ -59,7 +59,7 @@ CASES = {
         [EVENTS, DEAD], ["billing", "why", "billing", "1-1", 1, "us", 2, "type", "failed"], "xack xadd", (DEAD,)
     ),
     "delivery/end_replay": Case([EVENTS, GROUPS], ["running", 5, "1"], "hdel xgroup"),
-    "delivery/keep_groups": Case([EVENTS, GROUPS], [1000, "audit", "0-0", "new"], "xgroup hset"),
+    "delivery/keep_groups": Case([EVENTS, GROUPS], ["audit", "0-0", "new", 1000], "xgroup hset"),
     "delivery/leave": Case([EVENTS], ["billing", "idle"], "xack xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
     "delivery/note_filters": Case([FILTERS], ["us", "{}", 15_000, 6_000], "hdel hset"),

@@ -72,7 +72,7 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     strange = sorted(name for name in there - known - set(named) if not name.startswith(GROUP_PREFIX))
     missing = [name for name in named if name not in there]
     if strange:
-        age = max(settings.events.retention, settings.webhooks.max_age)
+        age = max(settings.events.retention, settings.webhooks.longest_age)
         return warning(
             f"{', '.join(strange)}: neither an endpoint nor in events.groups; such a group loses events older than "
             f"{span(age.total_seconds())}",

@@ -3,12 +3,12 @@
 -- KEYS[1] -> sweeperd:events  STREAM
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`, `parked` (whether the group has
 --                                     each owner of parked events, a digit each); for a replay, its description
--- ARGV[1] -> how far back a group begins if its position is known from the note only, ms
--- ARGV[2..] -> three for each group: its name;  the position to create it at, so that it receives later events;
---              `seen`: the caller has seen the group, so the position holds;
---              `new`, `backfill`: the caller has not, so the note's position is used; without a note the group begins
---              now, or in the past;
---              `replay`: the group is created only if its note exists, so only until the replay has ended
+-- ARGV -> four for each group: its name;  the position to create it at, so that it receives later events;
+--         `seen`: the caller has seen the group, so the position holds;
+--         `new`, `backfill`: the caller has not, so the note's position is used; without a note the group begins now,
+--         or in the past;
+--         `replay`: the group is created only if its note exists, so only until the replay has ended;
+--         how far back the group begins if its position is known from the note only, ms
 -- Returns three for each group. The position: all events up to this id are acknowledged. When the group was made, ms:
 -- older events age from that moment, and 0 means that the group began at that moment. The outcome: `there`; `made` for
 -- the first time; `remade`; `ended`, a replay without a group; `rewound`; or `lost` if the user lacks the right to
@@ -19,7 +19,7 @@
 -- lost.
 --
 -- A position beyond the stream's last id belongs to another stream. The old stream was lost, or replaced by an older
--- copy, perhaps with a slow clock. At that position the group would skip new events, so it begins ARGV[1] back.
+-- copy, perhaps with a slow clock. At that position the group would skip new events, so it begins that far back.
 --
 -- XACK comes first. It acknowledges nothing and needs no memory: at maxmemory Redis accepts it, and then XGROUP and
 -- HSET. XGROUP makes the first change, so only HSET needs a separate check.
@@ -55,7 +55,6 @@ local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])
 if not stream.err then
   last = fields(stream)['last-generated-id']
 end
-local oldest = string.format('%d', math.max(0, clock.now - tonumber(ARGV[1]))) .. '-0'
 
 local PARKED = {'(parked)', '(parked alone)'}
 
@@ -72,8 +71,9 @@ local function parked_of(name)
 end
 
 local replies, missing, notes, rewound = {}, {}, {}, {}
-for i = 2, #ARGV, 3 do
+for i = 1, #ARGV, 4 do
   local name, position, kind = ARGV[i], ARGV[i + 1], ARGV[i + 2]
+  local oldest = string.format('%d', math.max(0, clock.now - tonumber(ARGV[i + 3]))) .. '-0'
   local note = redis.call('HGET', KEYS[2], name)
   local made_at = note and string.match(note, '"made_at": *(%d+)') or '0'
   local ahead = tonumber(made_at) > clock.now -- the clock was set back since
@@ -128,7 +128,7 @@ if #missing > 0 or #notes > 0 then -- a rewound group also changes its note
   if refused then
     return refused
   end
-  redis.call('XACK', KEYS[1], ARGV[2], '0-0')
+  redis.call('XACK', KEYS[1], ARGV[1], '0-0')
   for i = 1, #missing do
     redis.call('XGROUP', 'CREATE', KEYS[1], missing[i][1], missing[i][2], 'MKSTREAM')
   end

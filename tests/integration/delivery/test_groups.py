@@ -261,7 +261,7 @@ def test_it_goes_back_no_further_than_max_age(shard: Shard, client: redis.Redis)
     add(client, now - 4 * DAY, 2, "old")
     add(client, now - 2 * DAY, 2, "young")
     client.xgroup_destroy(EVENTS, "hook")
-    Delivery(shard, NOWHERE, 2, {}, max_age="72h")
+    Delivery(shard, NOWHERE, 2, {"max_age": "72h"}, max_age="1h")
     assert ids_left(shard) == [f"{now - 2 * DAY}-{number}".encode() for number in (1, 2)]
     client.xgroup_destroy(EVENTS, "hook")
     ConsumerGroups(shard, "us").ensure("hook")
@@ -289,15 +289,15 @@ def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: red
 
 def test_an_endpoint_that_is_configured_again_goes_on_from_its_note(shard: Shard, client: redis.Redis) -> None:
     """Here in a process that had it before, as at a reload: what that process knows of the group is out of date."""
-    groups = ConsumerGroups(shard, "us", 3 * DAY)
-    groups.ensure("hook")
+    groups = ConsumerGroups(shard, "us")
+    groups.ensure("hook", max_age_ms=3 * DAY)
     add(client, server_time(client) - 5 * DAY, 2, "old")
     ids = expire(client, "one", "two")
     client.xgroup_destroy(EVENTS, "hook")
-    without, with_it = (ConsumerGroups(shard, "us", 3 * DAY) for _ in range(2))
+    without, with_it = (ConsumerGroups(shard, "us") for _ in range(2))
     without.adopt(groups, [])
     with_it.adopt(without, ["hook"])
-    with_it.ensure("hook")
+    with_it.ensure("hook", max_age_ms=3 * DAY)
     assert ids_left(shard) == ids
 
 

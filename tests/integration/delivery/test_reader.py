@@ -151,7 +151,7 @@ def test_an_event_that_can_never_be_encoded_becomes_a_dead_letter(
         raise AssertionError
 
     monkeypatch.setattr(EventEncoder, "__call__", broken)
-    with deliver("http://127.0.0.1:9/", max_age="600ms") as delivery:
+    with deliver("http://127.0.0.1:9/", endpoint={"max_age": "600ms"}) as delivery:
         expire(client, "odd")
         eventually(lambda: delivery.dead_letters() == 1)
         settled(delivery)

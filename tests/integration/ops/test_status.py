@@ -130,6 +130,7 @@ def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard:
         {"name": name, "url": "http://127.0.0.1:9/"} for name in ("single", "batches", "idle")
     ]
     endpoints[1] |= {"batch_size": 50}
+    endpoints[1] |= {"max_age": "60s"}
     webhooks = {"max_age": "60s", "endpoints": endpoints}
     for name in ("single", "batches", "idle"):
         client.xgroup_create("sweeperd:events", name, mkstream=True)
@@ -147,7 +148,8 @@ def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard:
 
     single, batches = behind(0.5)
     assert ("3 m 20 s" in single.warning, "up to 50" in batches.warning) == (True, True)
-    assert behind(0.5, max_age="201s") == behind(5.0) == []
+    assert [each.endpoint for each in behind(0.5, max_age="201s")] == ["batches"], "it has its own max_age"
+    assert behind(5.0) == []
     assert behind(0.0) == [], "how long it takes is not known"
 
 

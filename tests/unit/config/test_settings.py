@@ -143,6 +143,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[redis]\nurl = 5", "redis.url", "valid string"),
         ("[webhooks]\nbackoff_initial = '5s'\nbackoff_max = '4s'", "webhooks", "backoff_max is shorter than"),
         ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
+        (ENDPOINT + "redelivery_max = '29s'", "webhooks", "redelivery_max of the endpoint billing is shorter"),
         ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "valid list"),
         (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),
         (ENDPOINT + "balances = true", "settings", "events.balances"),
@@ -195,6 +196,16 @@ def test_an_error_names_file_key_and_what_is_wrong(
         config(toml)
     prefix = f"{tmp_path / 'config.toml'}: {key}: "
     assert [line for line in problems(error) if line.startswith(prefix) and problem in line], str(error.value)
+
+
+def test_an_endpoint_s_own_limits_replace_the_common_ones(config: Load) -> None:
+    own = 'timeout = "30s"\nattempts = 5\nredelivery_max = "2h"\nmax_age = "90h"'
+    webhooks = config(ENDPOINT.replace("billing", "audit") + ENDPOINT + own).webhooks
+    audit, billing = (webhooks.of(endpoint) for endpoint in webhooks.endpoints)
+    assert audit == webhooks
+    assert (billing.timeout, billing.attempts) == (timedelta(seconds=30), 5)
+    assert (billing.redelivery_max, billing.max_age) == (timedelta(hours=2), timedelta(hours=90))
+    assert billing.max_age == webhooks.longest_age
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_refused() -> None:
 
 def test_hang() -> None:
     with Receiver(lambda *_: Answer(delay=30)) as receiver:
-        verdict = Sender(receiver.url, {"timeout": "100ms"}).once()
+        verdict = Sender(receiver.url, timeout="100ms").once()
     assert (verdict.result, verdict.status, verdict.reason) == (Result.FAILED, None, "no answer in time")
     assert 0.1 <= verdict.seconds < 30, "the answer is not waited for"
 
@@ -375,7 +375,7 @@ def test_retry_after(status: bytes, headers: bytes, seconds: float | None) -> No
 )
 def test_attempts(statuses: list[int], result: Result, requests: int) -> None:
     with Receiver(lambda _, before: Answer(statuses[before])) as receiver:
-        sender = Sender(receiver.url, {"attempts": 3})
+        sender = Sender(receiver.url, {"attempts": 1}, attempts=3)
         verdict = sender.deliver()
     assert verdict.result is result
     assert verdict.status == statuses[requests - 1]

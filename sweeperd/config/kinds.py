@@ -17,6 +17,7 @@ from sweeperd.config.templates import (
     Word,
     check_name,
     parse_command,
+    parse_field,
     parse_unless,
     parse_word,
     pattern_of,
@@ -58,7 +59,7 @@ ScriptText = Annotated[str | None, BeforeValidator(_script_text)]
 Name = Annotated[str, Checked(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
 Text = Annotated[str, Checked(min_length=1)]
 #: One value of a field, or several.
-Ends = Annotated[
+Values = Annotated[
     list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Checked(min_length=1)
 ]
 
@@ -73,9 +74,10 @@ def _key(key: str) -> str:
 
 
 def _event(event: list[str]) -> list[str]:
-    if own := OWN_DATA.intersection(event):
+    names = {parse_field(field).name for field in event}
+    if own := OWN_DATA & names:
         raise ValueError(f"{min(own)} is set by sweeperd itself")
-    if len(set(event)) != len(event) or len(event) > MAX_WRITES:
+    if len(names) != len(event) or len(event) > MAX_WRITES:
         raise ValueError(f"must name each field once, and up to {MAX_WRITES}")
     return event
 
@@ -113,9 +115,9 @@ class KindSettings(Section):
     key: Annotated[Text, AfterValidator(_key)]
     deadline: Text
     grace: Retention = timedelta(0)
-    active: dict[str, str] = {}
+    active: dict[str, Values] = {}
     ended: dict[str, str] = {}
-    over: dict[str, Ends] = {}
+    over: dict[str, Values] = {}
     retention: Retention = timedelta(days=7)
     tenant: Text | None = None
     give_back: Annotated[list[Text | list[str]], _each(parse_command)] = []
@@ -158,6 +160,11 @@ class KindSettings(Section):
     def entry_pattern(self) -> str:
         """The name of every hash, with `*` for the id."""
         return "*".join(self.entry)
+
+    @property
+    def event_fields(self) -> list[Field]:
+        """The fields of `event`."""
+        return list(map(parse_field, self.event))
 
     @property
     def given_back(self) -> list[Command]:
@@ -239,7 +246,8 @@ def _unless_problems(kind: KindSettings) -> Iterator[str]:
     if kind.unless == {}:
         yield "unless: names no field"
     own_key = kind.unless_key is not None and pattern_of(kind.unless_key) == kind.entry_pattern
-    if own_key or (kind.unless_values and kind.unless_values.items() <= kind.active.items()):
+    values = kind.unless_values
+    if own_key or (values and all(kind.active.get(name) == [value] for name, value in values.items())):
         yield "unless: every active entry would be protected"
 
 
@@ -261,7 +269,7 @@ def _declared_problems(kind: KindSettings) -> Iterator[str]:
     for key, given in (("fields", kind.fields), ("reads", kind.reads), ("commands", kind.commands)):
         if given is not None:
             yield f"{key}: belongs to a kind with a script"
-    if kind.retention and all(kind.ended.get(field, value) == value for field, value in kind.active.items()):
+    if kind.retention and all(kind.ended.get(field, values[0]) in values for field, values in kind.active.items()):
         yield (
             "ended: must give a field of active another value, or an expired entry would still be active "
             'and expire again (or set retention = "0s")'
@@ -269,8 +277,8 @@ def _declared_problems(kind: KindSettings) -> Iterator[str]:
     for field, values in kind.over.items():
         if field not in kind.active:
             yield f"over: {field} is not a field of active, so it cannot mark an end"
-        elif kind.active[field] in values:
-            yield f"over: {field} = {kind.active[field]!r} is active"
+        elif both := [value for value in values if value in kind.active[field]]:
+            yield f"over: {field} = {both[0]!r} is active"
     if len(kind.give_back) > kind.max_writes:
         yield f"give_back: more than max_writes = {kind.max_writes} commands"
     for command in kind.given_back:

@@ -15,6 +15,8 @@ ID = "id"
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _WHOLE = re.compile(r"0|-?[1-9]\d{0,18}")
+#: A field's name, in quotes or plain, and its default.
+_FIELD = re.compile(r'(?:"(?P<quoted>[^"]+)"|(?P<plain>[^":]+))(?::(?P<default>0|[1-9]\d{0,18}))?')
 
 #: Each command and the words after it.
 FORMS = {
@@ -36,9 +38,11 @@ FORMS = {
 
 
 class Field(NamedTuple):
-    """A placeholder: the value of this field of the hash, or the entry's id."""
+    """A placeholder: the value of this field of the entry, or the entry's id."""
 
     name: str
+    #: What a missing or empty field counts as; None if it must be present.
+    default: str | None = None
 
 
 #: One word of a template: literal text and placeholders in order.
@@ -50,7 +54,7 @@ class Amount:
     """A number: `literal`, or the value of `field`, negated if `negative`."""
 
     literal: str = "0"
-    field: str | None = None
+    field: Field | None = None
     negative: bool = False
 
 
@@ -67,12 +71,10 @@ class Command:
     minimum: str | None = None
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """The fields of the hash that the command needs, without duplicates."""
-        parts = [part for word in (self.key, *self.words) for part in word]
-        names = [part.name for part in parts if isinstance(part, Field)]
-        names += [self.amount.field] if self.amount and self.amount.field else []
-        return tuple(dict.fromkeys(name for name in names if name != ID))
+    def fields(self) -> tuple[Field, ...]:
+        """The fields of the entry that the command takes, without duplicates."""
+        found = fields_of(self.key, *self.words)
+        return tuple(dict.fromkeys([*found, *([self.amount.field] if self.amount and self.amount.field else [])]))
 
     @property
     def pattern(self) -> str:
@@ -82,6 +84,31 @@ class Command:
 def pattern_of(key: Word) -> str:
     """The key with each placeholder replaced by `*`."""
     return "".join("*" if isinstance(part, Field) else part for part in key)
+
+
+def fields_of(*words: Word) -> list[Field]:
+    """The placeholders of these words, except the entry's id."""
+    return [part for word in words for part in word if isinstance(part, Field) and part.name != ID]
+
+
+def bare(name: str) -> str:
+    """The name without the quotes that parse_field leaves."""
+    return name.strip('"')
+
+
+def parse_field(text: str) -> Field:
+    """
+    A field: `name`, `name:0` with a default, or `"name"`, which is taken literally. Raises ValueError. A quoted name
+    with a dot keeps its quotes, because a plain one may be a path.
+    """
+    found = _FIELD.fullmatch(text)
+    if found is None:
+        raise ValueError(
+            f"{text!r}: after a colon comes a whole number, the default of a missing field; put another name in quotes:"
+            ' {"a:b"}'
+        )
+    quoted, plain = found["quoted"], found["plain"]
+    return Field(plain or (f'"{quoted}"' if "." in quoted else quoted), found["default"])
 
 
 def parse_word(text: str) -> Word:
@@ -101,7 +128,7 @@ def parse_word(text: str) -> Word:
         if found[0] in ("{{", "}}"):
             literal(found[0][0])
         elif found[1]:
-            parts.append(Field(found[1]))
+            parts.append(parse_field(found[1]))
         else:
             raise ValueError(f"{text!r}: write a brace as {{{{ or }}}}, and name the placeholder: {{field}}")
     literal(text[place:])
@@ -185,10 +212,10 @@ def _arguments(name: str, key: Word, rest: Sequence[str]) -> Command | None:
 def _amount(text: str) -> Amount:
     word = parse_word(text)
     match word:
-        case (Field(name),) if name != ID:
-            return Amount(field=name)
-        case ("-", Field(name)) if name != ID:
-            return Amount(field=name, negative=True)
+        case (Field(name) as field,) if name != ID:
+            return Amount(field=field)
+        case ("-", Field(name) as field) if name != ID:
+            return Amount(field=field, negative=True)
         case (str(literal),) if _is_int64(literal):
             return Amount("0" if literal == "-0" else literal)
         case _:

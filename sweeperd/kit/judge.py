@@ -8,7 +8,8 @@ from typing import Any
 
 import redis
 
-from sweeperd.config.kinds import any_match
+from sweeperd.config.kinds import KindSettings, any_match
+from sweeperd.config.templates import bare
 from sweeperd.kit.lab import SLACK_MS, TRACE, Lab, Snapshot, normal
 from sweeperd.kit.samples import DEADLINE, After, Sample, counter_keys, filled
 from sweeperd.sweep.kind import PROTECTED, Decision, Outcome
@@ -274,10 +275,8 @@ class _Judgement:
         if not self._in_time(self.result.lag_ms + end):
             yield f"a reply with a lag of {self.result.lag_ms} ms"
         yield from self._missing(missing)
-        if settings.script is None:
-            names_ = [name.encode() for name in settings.event]
-            if data != {name: fields[name] for name in names_ if name in fields}:
-                yield f"an event whose fields differ from those of the hash: {_shown(data)}"
+        if settings.script is None and data != _told(settings, fields):
+            yield f"an event whose fields differ from those of the hash: {_shown(data)}"
 
     def _missing(self, text: bytes) -> Iterator[str]:
         try:
@@ -325,6 +324,18 @@ class _Judgement:
         for group, was, is_ in zip(self.sample.books, then, now, strict=False):
             if was != is_:
                 yield f"the sum of {' + '.join(group)} changed"
+
+
+def _told(settings: KindSettings, fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
+    """The data of the event, by the settings."""
+    told = {}
+    for field in settings.event_fields:
+        name = bare(field.name).encode()
+        if field.default is not None and not fields.get(name):
+            told[name] = field.default.encode()
+        elif name in fields:
+            told[name] = fields[name]
+    return told
 
 
 def _own_keys(lab: Lab, sample: Sample) -> set[bytes]:

@@ -8,7 +8,7 @@ from typing import Any, cast
 from sweeperd.config.kinds import MAX_FIELDS, KindSettings
 from sweeperd.config.templates import ID
 from sweeperd.kit.lab import at_moment
-from sweeperd.kit.samples import ANY, DEADLINE, After, Content, Sample, books_of
+from sweeperd.kit.samples import ANY, DEADLINE, After, Content, Sample, books_of, value_of
 from sweeperd.store.scripts import Command, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import deciding
@@ -81,7 +81,7 @@ def _sample(shard: Shard, settings: KindSettings, kind: Kind, entry: bytes, repl
         fields[settings.deadline] = str(DEADLINE)
     keys = {name: copy for name, copy in copies.items() if copy is not None}
     commands = () if settings.script else settings.given_back
-    complete = all(name in fields for command in commands for name in command.fields)
+    complete = all(value_of(field, fields) for command in commands for field in command.fields)
     books = books_of(commands, fields | {ID: id_}) if complete else ()
     return Sample(id_, fields, keys, books, after=After(keys=dict.fromkeys(copies, ANY)), live=True)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN
+from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN, bare
 from sweeperd.kit import victim
 from sweeperd.kit.judge import (
     Failure,
@@ -148,15 +148,21 @@ def amounts(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
     commands = lab.settings.given_back
     for field in {command.amount.field for command in commands if command.amount and command.amount.field}:
         for value in HOSTILE:
+            if value == "" and field.default is not None:
+                continue
             if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
-                yield refused(sample.changed(field, value), f"{sample.id} with {field} = {abbreviated(value)}")
+                yield refused(
+                    sample.changed(bare(field.name), value), f"{sample.id}, {field.name}: {abbreviated(value)}"
+                )
     for command in commands:
         if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
             counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
             lab.load(sample)
             with contextlib.suppress(ValueError, redis.ResponseError):  # no number to exceed
                 much = str(int(lab.counter(counter) or 0) - int(command.minimum) + 1)
-                yield refused(sample.changed(command.amount.field, much), f"{sample.id} with an amount of {much}")
+                yield refused(
+                    sample.changed(bare(command.amount.field.name), much), f"{sample.id} with an amount of {much}"
+                )
 
 
 def waits(lab: Lab, sample: Sample) -> Failure | None:

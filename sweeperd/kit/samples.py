@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeperd.config.kinds import KindSettings
-from sweeperd.config.templates import ID, Command, Field, Word
+from sweeperd.config.templates import ID, Command, Field, Word, bare, fields_of
 from sweeperd.errors import ConfigError
 
 #: The deadline of every sample, ms: overdue by any server's clock.
@@ -119,12 +119,11 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
     if kind.script is not None:
         raise ConfigError(f"kinds: {kind.name} has a script: give entries with --samples FILE")
     commands = kind.given_back
-    fields: dict[str, str] = {name: f"{name}-1" for name in [*kind.event, *([kind.tenant] if kind.tenant else [])]}
-    fields |= {name: f"{name}-1" for command in commands for name in command.fields}
-    fields |= {part.name: f"{part.name}-1" for part in kind.unless_key or () if isinstance(part, Field)}
-    fields.pop(ID, None)
-    fields |= {command.amount.field: AMOUNT for command in commands if command.amount and command.amount.field}
-    fields |= kind.active | {kind.deadline: str(DEADLINE)}
+    named = [*kind.event_fields, *([Field(kind.tenant)] if kind.tenant else []), *fields_of(kind.unless_key or ())]
+    named += [field for command in commands for field in command.fields]
+    fields = {bare(field.name): f"{bare(field.name)}-1" for field in named}
+    fields |= {bare(amount.name): AMOUNT for command in commands if (amount := command.amount and command.amount.field)}
+    fields |= {name: values[0] for name, values in kind.active.items()} | {kind.deadline: str(DEADLINE)}
     keys: dict[str, Content] = {}
     for command in commands:
         _found(keys, command, fields)
@@ -196,7 +195,7 @@ def _written(keys: dict[str, Content], command: Command, fields: dict[str, str])
 def _amount(command: Command, fields: dict[str, str]) -> int:
     if command.amount is None:
         return 0
-    amount = int(fields[command.amount.field] if command.amount.field else command.amount.literal)
+    amount = int(value_of(command.amount.field, fields) if command.amount.field else command.amount.literal)
     return -amount if command.amount.negative else amount
 
 
@@ -206,16 +205,21 @@ def books_of(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple
     for command in commands:
         if command.name == "HINCRBY" and command.amount and command.amount.field:
             key = filled(command.key, fields)
-            moves = groups.setdefault((key, command.amount.field), {})
+            moves = groups.setdefault((key, command.amount.field.name), {})
             counter = f"{key} {filled(command.words[0], fields)}"
             moves[counter] = moves.get(counter, 0) + (-1 if command.amount.negative else 1)
     return tuple(tuple(moves) for moves in groups.values() if len(moves) > 1 and sum(moves.values()) == 0)
 
 
+def value_of(field: Field, fields: Mapping[str, str]) -> str:
+    """The value of a field, or its default; empty without both."""
+    return fields.get(bare(field.name)) or field.default or ""
+
+
 def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
     """The word with its placeholders filled from the hash and the id; a missing field is empty."""
     values = fields | {ID: entry}
-    return "".join(values.get(part.name, "") if isinstance(part, Field) else part for part in word)
+    return "".join(value_of(part, values) if isinstance(part, Field) else part for part in word)
 
 
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:

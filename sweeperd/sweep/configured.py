@@ -130,7 +130,8 @@ def _ends(kind: KindSettings) -> dict[str, list[str]]:
 
 def _digest(kind: KindSettings) -> str:
     """A digest of the settings that decide whether an entry is seen alive."""
-    chosen = [kind.key, kind.deadline, sorted(kind.active.items()), kind.index, kind.script, kind.fields]
+    active = [(name, values[0] if len(values) == 1 else values) for name, values in sorted(kind.active.items())]
+    chosen: list[object] = [kind.key, kind.deadline, active, kind.index, kind.script, kind.fields]
     if kind.script is not None:
         chosen.append(sorted(kind.ended.items()))
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]

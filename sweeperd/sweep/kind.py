@@ -146,7 +146,7 @@ class Kind:
     deadline: str
     tenant: str
     #: The values of an active entry's fields; empty if the user's script decides.
-    active: Mapping[str, str] = field(default_factory=dict)
+    active: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The values of each field that mark an ended entry.
     ends: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The job whose lease a sweep of this kind holds.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_overlap
-from sweeperd.config.templates import ID, Amount, Command, Field, Word, parse_word
+from sweeperd.config.templates import ID, Amount, Command, Field, Word, bare, fields_of, parse_word
 from sweeperd.store.scripts import expand
 
 #: The globals of Redis that a user's script must not see. If a server has others, `check` fails.
@@ -49,20 +49,28 @@ _MAX_BYTES = 65_536
 
 
 class Row:
-    """The fields of the hash that the script reads, as Lua."""
+    """The fields of the hash that the script reads, as Lua. Fields with a default follow those without."""
 
-    def __init__(self, kind: KindSettings, more: Iterable[str]) -> None:
-        asked = [part.name for part in kind.unless_key or () if isinstance(part, Field) and part.name != ID]
-        wanted = [*kind.active, *kind.ended, *kind.over, kind.deadline, *([kind.tenant] if kind.tenant else []), *more]
-        wanted += [*asked, *kind.unless_values]
-        self.fields = list(dict.fromkeys(wanted))
+    def __init__(self, kind: KindSettings, more: Iterable[Field]) -> None:
+        wanted = [*kind.active, *kind.ended, *kind.over, kind.deadline, *([kind.tenant] if kind.tenant else [])]
+        fields = [*map(Field, wanted), *more, *fields_of(kind.unless_key or ()), *map(Field, kind.unless_values)]
+        self.fields = list(dict.fromkeys(field.name for field in fields))
+        self._defaulted = list(dict.fromkeys(field for field in fields if field.default is not None))
 
-    def __getitem__(self, field: str) -> str:
-        return f"row[{self.fields.index(field) + 1}]"
+    def __getitem__(self, field: str | Field) -> str:
+        if isinstance(field, Field) and field.default is not None:
+            return f"row[{len(self.fields) + self._defaulted.index(field) + 1}]"
+        return f"row[{self.fields.index(field.name if isinstance(field, Field) else field) + 1}]"
 
-    def read(self) -> str:
-        fields = ", ".join(map(quoted, self.fields))
-        return f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
+    def read(self) -> Iterable[str]:
+        fields = ", ".join(quoted(bare(name)) for name in self.fields)
+        yield f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
+
+    def fill(self) -> Iterable[str]:
+        """Puts the defaults of missing fields in place."""
+        for field in self._defaulted:
+            given = self[field.name]
+            yield f"{self[field]} = ({given} or '') ~= '' and {given} or {quoted(field.default or '')}"
 
 
 def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
@@ -80,23 +88,23 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
 
 def _declared_body(kind: KindSettings) -> Iterable[str]:
     commands = kind.given_back
-    row = Row(kind, [*needed_fields(commands), *kind.event])
+    row = Row(kind, [*needed_fields(commands), *kind.event_fields])
     yield from _begin(kind, row)
     for field in kind.active:
         yield f"if not {row[field]} then\n  return entry.set_aside('INVALID_STATE', {quoted(field)})\nend"
-    for field, value in kind.active.items():
-        yield f"if {row[field]} ~= {quoted(value)} then"
+    for field, values in kind.active.items():
+        yield f"if {' and '.join(f'{row[field]} ~= {quoted(value)}' for value in values)} then"
         yield from (f"  {line}" for line in _over(kind, row, row[field]))
-        why = f"{quoted(field + ' is ')} .. {row[field]} .. {quoted(', active says ' + value)}"
+        why = f"{quoted(field + ' is ')} .. {row[field]} .. {quoted(', active says ' + ' or '.join(values))}"
         yield f"  return entry.drop_unknown('skipped', {row[field]}, {why}, {_all_ends_known(kind)})\nend"
     yield from _due(kind, row)
     yield from _unless(kind, row)
     yield _DEFER
     yield "local event_bytes = 0"
-    for field in kind.event:
-        value = row[field]
+    for told in kind.event_fields:
+        value = row[told]
         yield f"if {value} then"
-        yield f"  event[#event + 1], event[#event + 2] = {quoted('data.' + field)}, {value}"
+        yield f"  event[#event + 1], event[#event + 2] = {quoted('data.' + bare(told.name))}, {value}"
         yield f"  event_bytes = event_bytes + #{value}\nend"
     yield "-- @include kind_checks"
     yield "local checked, problem, failure"
@@ -104,14 +112,14 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield "-- @include kind_quick\nlocal function quick_plan()"
         yield from quick_plan(commands, row, "event_bytes")
         yield "end\nchecked = quick_plan()"
-    checks = [f"full_plan.field({row[field]}, {quoted(field)})" for field in needed_fields(commands)]
+    checks = [f"full_plan.field({row[field]}, {quoted(bare(field.name))})" for field in needed_fields(commands)]
     checks += [f"full_plan.amount({row[field]})" for field in _amount_fields(commands)]
     yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks)
     yield from _end(kind, row)
 
 
 def _script_body(kind: KindSettings) -> Iterable[str]:
-    row = Row(kind, kind.fields or [])
+    row = Row(kind, map(Field, kind.fields or []))
     yield from _begin(kind, row)
     if kind.fields is None:
         yield "if redis.call('HLEN', KEYS[1]) > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
@@ -180,9 +188,10 @@ def _libraries(text: str) -> Iterable[str]:
 
 def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
     """Reads the hash and checks that the entry has not ended."""
-    yield row.read()
+    yield from row.read()
     yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
     yield "  return entry.drop_unknown('not_found')\nend"
+    yield from row.fill()
     if kind.tenant:
         yield f"entry.belongs_to({row[kind.tenant]})"
     if kind.ended:
@@ -232,10 +241,9 @@ def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
     if key is None:
         asked = " and ".join(f"{row[field]} == {quoted(value)}" for field, value in kind.unless_values.items())
     else:
-        for part in dict.fromkeys(key):
-            if isinstance(part, Field) and part.name != ID:
-                refuse = f"entry.set_aside('MISSING_FIELD', {quoted(part.name)})"
-                yield f"if ({row[part.name]} or '') == '' then\n  return {refuse}\nend"
+        for part in dict.fromkeys(fields_of(key)):
+            refuse = f"entry.set_aside('MISSING_FIELD', {quoted(bare(part.name))})"
+            yield f"if ({row[part]} or '') == '' then\n  return {refuse}\nend"
         asked = f"redis.call('EXISTS', ARGV[2] .. {_filled(key, row)}) == 1"
     yield f"local protected = {asked}"
     again, most = f"clock.now + {kind.unless_recheck_ms}", kind.unless_max_ms
@@ -295,7 +303,7 @@ def _match(pattern: str) -> str:
     return f"is_like(key, {', '.join(map(quoted, [first, last, *filter(None, middle)]))})"
 
 
-def needed_fields(commands: Sequence[Command]) -> list[str]:
+def needed_fields(commands: Sequence[Command]) -> list[Field]:
     return list(dict.fromkeys(field for command in commands for field in command.fields))
 
 
@@ -317,7 +325,7 @@ def _filled(word: Word, row: Row) -> str:
     def lua(part: str | Field) -> str:
         if isinstance(part, str):
             return quoted(part)
-        return "ARGV[1]" if part.name == ID else row[part.name]
+        return "ARGV[1]" if part.name == ID else row[part]
 
     return " .. ".join(map(lua, word)) or "''"
 
@@ -328,7 +336,7 @@ def _amount(amount: Amount, row: Row) -> str:
     return f"'-' .. {row[amount.field]}" if amount.negative else row[amount.field]
 
 
-def _amount_fields(commands: Sequence[Command]) -> list[str]:
+def _amount_fields(commands: Sequence[Command]) -> list[Field]:
     return list(dict.fromkeys(c.amount.field for c in commands if c.amount and c.amount.field))
 
 
@@ -368,7 +376,7 @@ def quick_plan(commands: Sequence[Command], row: Row, event_bytes: str) -> Itera
     yield f"return {{writes = {{{', '.join(writes)}}}}}"
 
 
-def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[str, str], row: Row) -> Iterator[str]:
+def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[Field, str], row: Row) -> Iterator[str]:
     """The sums of one key."""
     name, key, values = f"name_{place}", f"key_{place}", f"values_{place}"
     fields = ", ".join(_filled(command.words[0], row) for command in commands)
@@ -384,7 +392,7 @@ def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[str, st
     yield f"if not ({absent}) then\n  return nil\nend"
 
 
-def _number(amount: Amount, numbers: Mapping[str, str]) -> str:
+def _number(amount: Amount, numbers: Mapping[Field, str]) -> str:
     if amount.field is None:
         return amount.literal
     return f"{'-' if amount.negative else ''}{numbers[amount.field]}"
@@ -408,7 +416,7 @@ def _parts(command: Command) -> Iterator[str | Field]:
         yield from word
     if command.amount:
         yield "-" if command.amount.negative else ""
-        yield command.amount.literal if command.amount.field is None else Field(command.amount.field)
+        yield command.amount.literal if command.amount.field is None else command.amount.field
     if command.minimum is not None:
         yield from ("MIN", command.minimum)
 
@@ -416,15 +424,15 @@ def _parts(command: Command) -> Iterator[str | Field]:
 def sums_script(kind: KindSettings) -> str:
     """Lua that follows the kind's script and returns what the entry holds of each of `sums`; see `Sums.script`."""
     words = [(parse_word(each.key), parse_word(each.field), each.of) for each in kind.sums]
-    named = [part.name for key, name, _ in words for part in (*key, *name) if isinstance(part, Field)]
-    row = Row(kind, [kind.deadline, *(name for name in named if name != ID), *(of for *_, of in words)])
+    row = Row(kind, [*fields_of(*(word for pair in words for word in pair[:2])), *(Field(of) for *_, of in words)])
     lines = [
-        f"local row = redis.pcall('HMGET', KEYS[1], {', '.join(map(quoted, row.fields))})",
+        f"local row = redis.pcall('HMGET', KEYS[1], {', '.join(quoted(bare(name)) for name in row.fields)})",
         "if row.err then\n  return string.find(row.err, 'WRONGTYPE', 1, true) and {'not_found', ''} or row\nend",
+        *row.fill(),
         f"local held, value = {{reply[1], {row[kind.deadline]} or ''}}",
     ]
     for key, name, of in words:
-        needed = dict.fromkeys(part.name for part in (*key, *name) if isinstance(part, Field) and part.name != ID)
+        needed = dict.fromkeys(fields_of(key, name))
         there = " and ".join(f"({row[field]} or '') ~= ''" for field in needed) or "true"
         lines += [
             f"if {there} then",

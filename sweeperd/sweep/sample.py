@@ -1,6 +1,6 @@
 """Samples entries spread evenly over the index of a kind, with what their keys hold."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +29,14 @@ class SampledEntry:
 
     def is_active(self, kind: Kind) -> bool:
         """Whether each field of `active` has its value. If a script decides, each hash counts as active."""
-        return self.type == "hash" and all(self.fields[name] == value.encode() for name, value in kind.active.items())
+        return self.type == "hash" and all(self._is_one_of(name, values) for name, values in kind.active.items())
 
     def has_ended(self, kind: Kind) -> bool:
         """Whether a field has a value that marks an ended entry."""
-        return any((self.fields.get(name) or b"").decode(errors="replace") in ends for name, ends in kind.ends.items())
+        return any(self._is_one_of(name, ends) for name, ends in kind.ends.items())
+
+    def _is_one_of(self, name: str, values: Sequence[str]) -> bool:
+        return (self.fields.get(name) or b"").decode(errors="replace") in values
 
 
 def spread(shard: Shard, index: bytes, count: int, most: int) -> list[tuple[bytes, float]]:

@@ -200,8 +200,9 @@ def _mismatch(kind: Kind, entry: SampledEntry) -> str:
     """The first field of `active` that differs."""
     for name, wanted in kind.active.items():
         value = entry.fields[name]
+        says = f"active says {' or '.join(wanted)}"
         if value is None:
-            return f"{name} is missing, active says {wanted}"
-        if value != wanted.encode():
-            return f"{name} is {decode(value)}, active says {wanted}"
+            return f"{name} is missing, {says}"
+        if decode(value) not in wanted:
+            return f"{name} is {decode(value)}, {says}"
     return ""

@@ -35,10 +35,10 @@ def test_a_kind_comes_to_commands_and_patterns(config: Load) -> None:
     assert kind.entry_pattern == "seats:hold:*"
     assert kind.write_patterns == ["seats:*"]
     assert kind.given_back == [
-        Command("HINCRBY", ("seats:", Field("show")), (("free",),), Amount(field="qty")),
-        Command("HINCRBY", ("seats:", Field("show")), (("held",),), Amount(field="qty", negative=True), "0"),
+        Command("HINCRBY", ("seats:", Field("show")), (("free",),), Amount(field=Field("qty"))),
+        Command("HINCRBY", ("seats:", Field("show")), (("held",),), Amount(field=Field("qty"), negative=True), "0"),
     ]
-    assert kind.given_back[0].fields == ("show", "qty")
+    assert kind.given_back[0].fields == (Field("show"), Field("qty"))
     assert (kind.grace_ms, kind.retention_ms) == (0, 7 * 86_400_000)
 
 
@@ -71,6 +71,11 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('{ state = "EXPIRED", expired_at = "1" }', "sweeperd itself"),
         ('{ state = "EXPIRED", expires_at = "1" }', "deadline"),
     ],
+    "active": [
+        ('{ state = ["HELD", "PAYING"] }', None),
+        ("{ state = [] }", "at least 1"),
+        ('{ state = ["HELD", "EXPIRED"] }', "another value"),
+    ],
     "over": [
         ('{ other = "SOLD" }', "active"),
         ('{ state = ["SOLD", "HELD"] }', "is active"),
@@ -79,8 +84,19 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('{ state = ["SOLD", "VOID"] }', None),
         ('{ state = "SOLD" }', None),
     ],
-    "event": [('["id"]', "sweeperd itself"), ('["expired_at"]', "sweeperd itself"), ('["a", "a"]', "once")],
+    "event": [
+        ('["id"]', "sweeperd itself"),
+        ('["expired_at"]', "sweeperd itself"),
+        ('["a", "a"]', "once"),
+        ('["a", "a:0"]', "once"),
+        ('["points:0"]', None),
+        ("['\"a:b\"']", None),
+        ('["a:b"]', "after a colon"),
+    ],
     "give_back": [
+        ("['HINCRBY a {\"b:c\"} {points:0}']", None),
+        ('["HINCRBY a b {qty:x}"]', "after a colon"),
+        ('["HINCRBY a b {qty:-1}"]', "after a colon"),
         ('["hincrby a b 1"]', "did you mean HINCRBY?"),
         ('["EVAL x"]', "EVAL is not a command"),
         ('["HINCRBY a b"]', "the form is: HINCRBY key field amount"),
@@ -222,7 +238,7 @@ def test_a_script_takes_the_place_of_the_declaration(
 def test_words_are_split_before_they_are_filled() -> None:
     assert parse_command("SADD  a {b} c{d}e") == parse_command(["SADD", "a", "{b}", "c{d}e"])
     assert parse_command(["SADD", "a b", "{c d}"]).key == ("a b",)
-    assert parse_command(["SADD", "a b", "{c d}"]).fields == ("c d",)
+    assert parse_command(["SADD", "a b", "{c d}"]).fields == (Field("c d"),)
     assert parse_word("{{{x}}}") == ("{", Field("x"), "}")
 
 

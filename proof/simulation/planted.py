@@ -386,15 +386,19 @@ def log_waits() -> None:
 @planted("the lane whose turn it was keeps it, and slow requests count for all")
 def unfair_pool() -> None:
     def find(self: Any, now: float) -> Any:
-        for place, lane in enumerate(self._round):
-            at = lane.queue.ready_at(now, len(lane.works))
-            if lane.stop.is_set() or (at <= now and len(self._in_flight) < self._concurrency):
-                self._round.rotate(-place)
-                return lane, now
+        self._place_due(now)
+        if self._round and len(self._in_flight) < self._concurrency:
+            return self._round[0], now
         return None, now + 1.0
 
     put(Pool, "_find", find)
-    replace(Pool, "_take", lambda original: lambda self, *taken: (original(self, *taken), self._round.rotate(1))[0])
+
+    def join(self: Any, lane: Lane, **_how: bool) -> None:
+        if not lane.in_round:
+            lane.in_round = True
+            self._round.appendleft(lane)
+
+    put(Pool, "_join_round", join)
 
 
 @planted("a lane that has caught up hears of no later event")
@@ -407,7 +411,7 @@ def lost_wake_up() -> None:
 
 @planted("a lane is offered to the senders twice")
 def lane_offered_twice() -> None:
-    put(Pool, "_join_round", lambda self, lane: (setattr(lane, "in_round", True), self._round.append(lane)))
+    put(Pool, "_join_round", lambda self, lane, **_how: (setattr(lane, "in_round", True), self._round.append(lane)))
 
 
 @planted("the scan of one lane keeps the others from theirs")

@@ -105,10 +105,11 @@ class Lane:
     stop: threading.Event = field(default_factory=threading.Event)
     #: Set when nothing of the lane is in hand any more, after a stop.
     ended: threading.Event = field(default_factory=threading.Event)
-    #: The senders that have a batch of the lane in hand; and whether the lane is in the pool's round. The pool's lock
-    #: guards both.
+    #: The senders that have a batch of the lane in hand; whether the lane is in the pool's round; and when the pool
+    #: looks at it next if it waits. The pool's lock guards all of them.
     works: list[Work] = field(default_factory=list)
     in_round: bool = False
+    looked_at: float = math.inf
     #: Whether events may be pending that are not in hand.
     parked: bool = True
     #: Whether the reader has something to do as soon as the lane has room again.

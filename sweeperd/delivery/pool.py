@@ -1,5 +1,7 @@
 """Sends the batches of all lanes of a shard from an elastic pool of threads."""
 
+import heapq
+import itertools
 import logging
 import math
 import threading
@@ -29,13 +31,13 @@ IDLE = 5.0
 
 class Pool:
     """
-    The lanes with queued events take turns, a batch each. `concurrency` requests are in flight, each lane's part of
-    them while others wait. A slow request does not count for lanes below their part, and a lane with no other ones does
-    not lessen the parts of others, so a receiver that hangs delays nobody. Each thread that takes a batch makes sure
-    that another one takes the next.
+    The lanes with a batch that may be sent take turns, a batch each. `concurrency` requests are in flight, each lane's
+    part of them while others wait. A slow request does not count for lanes below their part, and a lane with no other
+    ones does not lessen the parts of others, so a receiver that hangs delays nobody. Each thread that takes a batch
+    makes sure that another one takes the next.
 
     What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
-    to its lane.
+    to its lane, and the lane leaves the round until the batch is due.
     """
 
     def __init__(self, name: str, concurrency: int, settler: Settler, timing: Timing) -> None:
@@ -43,8 +45,12 @@ class Pool:
         self._concurrency = concurrency
         self._settler = settler
         self._clock: Callable[[], float] = timing.clock
-        #: The lanes with queued events, in the order of their turns.
+        #: The lanes with a batch that may be sent, in the order of their turns. Those that wait for no other lane,
+        #: because they stop or have requests of their own, come first.
         self._round: deque[Lane] = deque()
+        #: A heap of the lanes that wait: when to look again, a running number, the lane.
+        self._later: list[tuple[float, int, Lane]] = []
+        self._numbers = itertools.count()
         #: The requests in flight of all lanes that share `concurrency`, the oldest first.
         self._in_flight: dict[Work, None] = {}
         self._threads: set[threading.Thread] = set()
@@ -63,7 +69,7 @@ class Pool:
         if entries:
             with self._changed:
                 lane.queue.put(entries, in_order=in_order, probe=probe)
-                self._join_round(lane)
+                self._place(lane, self._clock())
                 self._pass_on()
 
     def allow(self, concurrency: int) -> None:
@@ -75,13 +81,15 @@ class Pool:
     def tend(self) -> None:
         """Call this after a lane has stopped, and every second or so: if the system gave no thread, try again."""
         with self._changed:
-            if self._round:
+            self._place_stopped()
+            if self._round or self._later:
                 self._pass_on()
 
     def close(self) -> None:
         """Every lane has stopped. The threads end with their requests."""
         with self._changed:
             self._closed = True
+            self._place_stopped()
             self._changed.notify_all()
 
     def moving(self, lane: Lane) -> list[bytes]:
@@ -95,9 +103,8 @@ class Pool:
     def held_up(self) -> set[Lane]:
         """The lanes whose requests in flight are all slow, and those that wait for `max_rate` or a quick retry."""
         with self._changed:
-            now = self._clock()
-            waiting = {lane for lane in self._round if not lane.works and lane.queue.ready_at(now, 0) > now}
-            return self._slow(now) | waiting
+            waiting = {lane for _, _, lane in self._later if not lane.in_round and lane.queue and not lane.works}
+            return self._slow(self._clock()) | waiting
 
     @property
     def threads(self) -> list[threading.Thread]:
@@ -153,20 +160,19 @@ class Pool:
             lane.queue.back_off(sent.retry, sent.pause)
         for half in reversed(sent.batches):
             lane.queue.put_back(half)
-        if lane.queue:
-            self._join_round(lane)
+        self._place(lane, self._clock())
 
     def _take(self, work: Work, lane: Lane, now: float) -> tuple[Lane, Batch]:
+        """Take a batch of the first lane of the round, which then is the last."""
         batch = lane.queue.take(now)
-        if lane.queue:
-            self._round.rotate(-1)  # it was the first
-        else:
-            self._leave_round(lane)
+        self._round.popleft()
+        lane.in_round = False
         work.lane, work.entries, work.since = lane, batch.entries, now
         work.progress.step()
         lane.works.append(work)
         if lane.requests is None:
             self._in_flight[work] = None
+        self._place(lane, now)
         if self._round:
             self._pass_on()
         return lane, batch
@@ -176,32 +182,19 @@ class Pool:
         The lane whose turn it is, which is then the first of the round; None if no batch may be taken. And when to look
         again if nothing changes.
         """
-        soonest, slow, (slow_part, quick_part) = math.inf, self._slow_after, self._parts(now)
-        full, free_at = len(self._in_flight) >= self._concurrency, -math.inf
-        if full:
-            free_at = self._free_at(now)
-        spare: int | None = None
-        for place, lane in enumerate(self._round):
-            if lane.stop.is_set():  # what is queued is released without a request
-                self._round.rotate(-place)
-                return lane, now
-            requests = len(lane.works)
-            part = slow_part if lane.slow(now, slow) else quick_part
-            at = lane.queue.ready_at(now, requests)
-            if lane.requests is not None:
-                at = at if requests < lane.requests else math.inf
-            elif full:
-                at = max(at, free_at) if requests < part else math.inf
-            elif requests >= part and at <= now:
-                spare, at = place if spare is None else spare, math.inf
-            if at <= now:
-                self._round.rotate(-place)
-                return lane, now
-            soonest = min(soonest, at)
-        if spare is not None:  # no other lane can use it
-            self._round.rotate(-spare)
+        soonest = self._place_due(now)
+        if self._round and (self._round[0].requests is not None or self._round[0].stop.is_set()):
             return self._round[0], now
-        return None, soonest
+        full = len(self._in_flight) >= self._concurrency
+        if not self._round or (full and (free_at := self._free_at(now)) > now):
+            return None, min(soonest, free_at) if self._round else soonest
+        slow, (slow_part, quick_part) = self._slow_after, self._parts(now)
+        for place, lane in enumerate(self._round):
+            if len(lane.works) < (slow_part if lane.slow(now, slow) else quick_part):
+                self._round.rotate(-place)
+                return lane, now
+        # Each has its part, and no other lane can use what is left.
+        return (None, soonest) if full else (self._round[0], now)
 
     def _free_at(self, now: float) -> float:
         """When enough requests are slow for another one to begin; in the past if one may begin now."""
@@ -263,12 +256,43 @@ class Pool:
             return
         self._threads.add(thread)
 
-    def _join_round(self, lane: Lane) -> None:
-        if not lane.in_round:
-            lane.in_round = True
-            self._round.append(lane)
-
-    def _leave_round(self, lane: Lane) -> None:
+    def _place(self, lane: Lane, now: float) -> None:
+        """The lane has changed: it belongs into the round, or waits, or has nothing queued."""
+        own, requests = lane.requests is not None, len(lane.works)
+        at = lane.queue.ready_at(now, requests)
+        if lane.queue and lane.stop.is_set():  # what is queued is released without a request
+            at, own = now, True
+        elif lane.requests is not None and requests >= lane.requests:
+            at = math.inf
+        if at <= now:
+            self._join_round(lane, first=own)
+            return
         if lane.in_round:
             lane.in_round = False
             self._round.remove(lane)
+        if at < lane.looked_at:
+            lane.looked_at = at
+            heapq.heappush(self._later, (at, next(self._numbers), lane))
+
+    def _place_due(self, now: float) -> float:
+        """Let the lanes whose wait is over take turns again. Returns when the next wait is over."""
+        while self._later and self._later[0][0] <= now:
+            at, _, lane = heapq.heappop(self._later)
+            if at == lane.looked_at:  # otherwise another entry came earlier
+                lane.looked_at = math.inf
+                self._place(lane, now)
+        return self._later[0][0] if self._later else math.inf
+
+    def _place_stopped(self) -> None:
+        for lane in {*self._round, *(lane for _, _, lane in self._later)}:
+            if lane.stop.is_set():
+                self._place(lane, self._clock())
+
+    def _join_round(self, lane: Lane, *, first: bool = False) -> None:
+        if lane.in_round and first:
+            self._round.remove(lane)
+        if first:
+            self._round.appendleft(lane)
+        elif not lane.in_round:
+            self._round.append(lane)
+        lane.in_round = True

@@ -75,14 +75,14 @@ class RateLimit:
             if now < self._ask_at:
                 return self._ask_at - now
             wait = self._ask()
+            self._ask_at = self._clock() + wait
             if not self._tokens:
-                self._ask_at = self._clock() + wait
                 return wait
         self._tokens -= 1
         return 0.0
 
     def _ask(self) -> float:
-        """Ask Redis for tokens. Returns how long to wait if there are none, seconds. If Redis fails, send nothing."""
+        """Ask Redis for tokens. Returns when to ask again, in seconds from now. If Redis fails, send nothing."""
         wanted = max(1, min(self.burst, math.ceil(self.per_second * max(AHEAD, self._round_trip))))
         call = Call([self._shard.keys.pace], [self._endpoint, repr(1e6 / self.per_second), self.burst, wanted])
         began = self._clock()
@@ -95,4 +95,4 @@ class RateLimit:
         self._outage.end()
         self._round_trip = self._clock() - began
         self._tokens, self._lapse_at = int(taken), self._clock() + LAPSE
-        return max(SHORTEST_WAIT, int(micros) / 1e6)
+        return max(SHORTEST_WAIT, int(micros) / 1e6) if micros else 0.0

@@ -4,7 +4,7 @@
 -- KEYS[1] -> sweeperd:pace  HASH  endpoint -> when the bucket will be full again, µs on this server's clock
 -- ARGV[1] -> the endpoint;  ARGV[2] -> the interval, µs;  ARGV[3] -> the burst, a whole number
 -- ARGV[4] -> how many tokens are wanted, 1 or more
--- Returns {tokens taken, µs until the next token; 0 if some were taken}.
+-- Returns {tokens taken, µs until there is one that was not taken}.
 --
 -- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
@@ -18,7 +18,8 @@ local stored = tonumber(redis.call('HGET', KEYS[1], ARGV[1]) or 0) or 0
 local full_at = math.max(math.min(stored, now + burst * interval), now)
 local there = math.floor((now - full_at) / interval + burst + 0.000001)
 local taken = math.max(0, math.min(there, tonumber(ARGV[4])))
-local reply = {taken, taken > 0 and 0 or math.ceil(full_at - now - (burst - 1) * interval)}
+local next_in = math.ceil(full_at + (taken - burst + 1) * interval - now)
+local reply = {taken, math.max(0, next_in)}
 if taken > 0 or full_at < stored then
   local full_text = string.format('%.0f', full_at + taken * interval)
   local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])

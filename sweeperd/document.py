@@ -85,6 +85,10 @@ class DownShard(Document):
 Down = Annotated[list[DownShard], Field(description="The shards that could not be used.")]
 
 
+#: Of a list that has a limit.
+Truncated = Annotated[bool, Field(description="Whether there are more than are listed.")]
+
+
 class Note(pydantic.BaseModel):
     """A note for all processes, stored as JSON in a field of a hash. Unknown fields are ignored."""
 

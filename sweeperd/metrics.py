@@ -26,7 +26,6 @@ _HASH = 8
 #: The label of all tenants beyond the limit.
 OTHER_TENANTS = "_other"
 #: The built-in kind.
-_RESERVATIONS = "reservations"
 #: For one request, seconds.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 #: The states of an endpoint from best to worst.
@@ -137,7 +136,7 @@ class ReconcileMetrics:
             "sweeperd_reconcile_last_timestamp_seconds", "When the last walk over a kind's entries ended", SWEEP
         )
         self.foreign_expiries = gauge(
-            "sweeperd_foreign_expiries", "Reservations expired by another sweeper, as of the last walk", SHARD
+            "sweeperd_foreign_expiries", "Entries expired by another sweeper, as of the last walk", SWEEP
         )
         self.runs = counter("sweeperd_reconcile_runs_total", "Walks of this process by result", [*SWEEP, "result"])
 
@@ -165,8 +164,7 @@ class ReconcileMetrics:
             _remove(self.last, shard, name)
             for result in ("ok", "error"):
                 _remove(self.runs, shard, name, result)
-            if name == _RESERVATIONS:
-                _remove(self.foreign_expiries, shard)
+            _remove(self.foreign_expiries, shard, name)
 
     def forget_shard(self, shard: str) -> None:
         """Drop all series of a shard that is no longer configured."""
@@ -188,8 +186,8 @@ class WebhookMetrics:
         gauge = functools.partial(Gauge, registry=registry)
         histogram = functools.partial(Histogram, registry=registry)
         self._lock = threading.Lock()
-        #: Endpoint -> shard -> backlog, age of the oldest event.
-        self._waiting: dict[str, dict[str, tuple[int, float]]] = {}
+        #: Endpoint -> shard -> backlog, age of the oldest event, dead letters.
+        self._waiting: dict[str, dict[str, tuple[int, float, int]]] = {}
         #: Endpoint -> shard -> state.
         self._states: dict[str, dict[str, str]] = {}
         #: Shard -> its groups of `events.groups`.
@@ -213,6 +211,11 @@ class WebhookMetrics:
             registry=registry if lasting else None,
         )
         self.dead_letters = counter("sweeperd_webhook_dead_letters_total", "Dead letters written", ENDPOINT)
+        self.present_letters = gauge(
+            "sweeperd_webhook_dead_letters_present",
+            "Dead letters that an operator can replay or drop; up to 10,000 of each shard are counted",
+            ENDPOINT,
+        )
         self.groups_remade = counter(
             "sweeperd_groups_remade_total", "Lost consumer groups that were created again at their position", SHARD
         )
@@ -242,14 +245,14 @@ class WebhookMetrics:
         for metric in (self.duration, *counters):
             metric.labels(endpoint)
 
-    def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float) -> None:
+    def waiting(self, shard: str, endpoint: str, events: int, oldest_seconds: float, dead_letters: int = 0) -> None:
         """
         Set the backlog of an endpoint on one shard. The gauges show the sum, and the oldest, of each shard's latest
         measurement.
         """
         with self._lock:
             on_shards = self._waiting.setdefault(endpoint, {})
-            on_shards[shard] = events, oldest_seconds
+            on_shards[shard] = events, oldest_seconds, dead_letters
             self._show_waiting(endpoint, on_shards)
 
     def endpoint_state(self, shard: str, endpoint: str, state: str) -> None:
@@ -268,6 +271,7 @@ class WebhookMetrics:
                 self.pending.remove(endpoint)
                 self._deliverable.remove(endpoint)
                 self.oldest_pending.remove(endpoint)
+                self.present_letters.remove(endpoint)
             if self._states.pop(endpoint, None) is not None:
                 for state in ENDPOINT_STATES:
                     self._endpoint_state.remove(endpoint, state)
@@ -302,12 +306,13 @@ class WebhookMetrics:
         for state in ENDPOINT_STATES:
             self._endpoint_state.labels(endpoint, state).set(state == worst)
 
-    def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float]]) -> None:
-        self.pending.labels(endpoint).set(sum(count for count, _ in on_shards.values()))
+    def _show_waiting(self, endpoint: str, on_shards: dict[str, tuple[int, float, int]]) -> None:
+        self.pending.labels(endpoint).set(sum(count for count, _, _ in on_shards.values()))
         states = self._states.get(endpoint, {})
-        taken = [count for shard, (count, _) in on_shards.items() if states.get(shard, "delivering") == "delivering"]
+        taken = [count for shard, (count, _, _) in on_shards.items() if states.get(shard, "delivering") == "delivering"]
         self._deliverable.labels(endpoint).set(sum(taken))
-        self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest in on_shards.values()), default=0))
+        self.oldest_pending.labels(endpoint).set(max((oldest for _, oldest, _ in on_shards.values()), default=0))
+        self.present_letters.labels(endpoint).set(sum(letters for _, _, letters in on_shards.values()))
 
 
 class RecentMaximum:

@@ -1,7 +1,6 @@
 """`sweeperd actions`: lists what operators did."""
 
 import heapq
-import itertools
 
 import click
 
@@ -20,9 +19,9 @@ def command(run: Run, limit: int) -> None:
     """
     recorded = (run.until_down(shard, read_actions(shard, newest_first=True)) for shard in run.shards)
     newest = heapq.merge(*recorded, key=lambda row: row[1].at, reverse=True)
-    rows = [action for _, action in itertools.islice(newest, limit)]
+    rows, truncated = run.newest((action for _, action in newest), limit)
     run.table(
         ("at", "shard", "who", "action", "target", "count", "finished"),
         (list(row.as_json().values()) for row in rows),
-        lambda: ActionsDocument(actions=rows, down=run.down),
+        lambda: ActionsDocument(actions=rows, truncated=truncated, down=run.down),
     )

@@ -16,17 +16,18 @@ from sweeperd.cli.options import limit_option
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
-from sweeperd.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds
+from sweeperd.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds, Truncated
 from sweeperd.ops.actions import Action
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
+from sweeperd.text import decode, span
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
 endpoint_option = click.option("--endpoint", metavar="NAME", help="Only this endpoint's.")
+verbose_option = click.option("--verbose", "-v", is_flag=True, help="Print a line for each letter.")
 tenant_option = click.option("--tenant", metavar="NAME", help="Only this tenant's.")
 
 
@@ -57,7 +58,7 @@ class ChangedLetter(LetterDocument):
 
 class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --json"):
     dead_letters: list[ListedLetter]
-    more: bool
+    truncated: Truncated
     down: Down
 
 
@@ -97,23 +98,21 @@ def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> Non
         key=lambda letter: letter.order,
         reverse=True,
     )
-    letters = list(itertools.islice(newest, limit + 1))
-    more, letters = len(letters) > limit, letters[:limit]
+    letters, truncated = run.newest(newest, limit)
     run.table(
         ["id", "shard", "endpoint", "age", "reason", "attempts", "tenant", "reservation", "event_id"],
         (_cells(letter, _age(letter, now)) for letter in letters),
         lambda: DeadLettersDocument(
             dead_letters=[ListedLetter.made_of(letter, age_seconds=_age(letter, now)) for letter in letters],
-            more=more,
+            truncated=truncated,
             down=run.down,
         ),
     )
-    if more:
-        warn(f"showing the newest {limit} only; raise --limit for more")
 
 
 @command.command("replay")
 @selecting(endpoint=endpoint_option, tenant=tenant_option)
+@verbose_option
 def replay(change: Change, **selected: Any) -> None:
     """
     Deliver dead letters to their endpoint again: by ID, by --endpoint, by --tenant, or --all.
@@ -126,6 +125,7 @@ def replay(change: Change, **selected: Any) -> None:
 
 @command.command("drop")
 @selecting(endpoint=endpoint_option, tenant=tenant_option)
+@verbose_option
 def drop(change: Change, **selected: Any) -> None:
     """
     Delete dead letters permanently: by ID, by --endpoint, by --tenant, or --all.
@@ -156,12 +156,12 @@ _Found = tuple[Callable[[], Iterator[DeadLetter]], Counter[str]]
 
 
 def _change_letters(
-    change: Change, verb: _Verb, ids: tuple[str, ...], endpoint: str | None, tenant: str | None
+    change: Change, verb: _Verb, ids: tuple[str, ...], endpoint: str | None, tenant: str | None, verbose: bool
 ) -> None:
     for odd in (letter_id for letter_id in ids if not _ID.fullmatch(letter_id)):
         raise click.UsageError(f"'{printable(shortened(odd))}' is not an ID such as 1795248005123-0")
     _check_endpoint(change, endpoint)
-    places, results = defaultdict[str, list[str]](list), _Results(change.output, verb.done)
+    places, results = defaultdict[str, list[str]](list), _Results(change.output, verb.done, verbose=verbose)
 
     def find(shard: Shard) -> _Found:
         # Later letters are excluded, or a replay that fails again would be replayed again.
@@ -190,13 +190,15 @@ def _change_letters(
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:
         letters, names = here[0](), set[str]()
-        while page := list(itertools.islice(letters, PAGE)):
-            problems = verb.act(shard, page, change.settings.consumers)
-            changed = [letter.endpoint for letter, problem in zip(page, problems, strict=True) if not problem]
-            yield from Counter(changed).items()
-            names.update(changed)
-            for letter, problem in zip(page, problems, strict=True):
-                results.add(letter, problem)
+        with change.output.bar(verb.done.capitalize(), here[1].total(), hidden=verbose) as bar:
+            while page := list(itertools.islice(letters, PAGE)):
+                problems = verb.act(shard, page, change.settings.consumers)
+                changed = [letter.endpoint for letter, problem in zip(page, problems, strict=True) if not problem]
+                yield from Counter(changed).items()
+                names.update(changed)
+                for letter, problem in zip(page, problems, strict=True):
+                    results.add(letter, problem)
+                bar.update(len(page))
         for name in sorted(names) if verb.action is Action.REPLAY else ():
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused; its events wait until `sweeperd endpoints resume {name}`")
@@ -218,7 +220,7 @@ def _check_endpoint(run: Run, endpoint: str | None) -> None:
 
     def names(shard: Shard) -> set[str]:
         has_letters = next(dead_letters.read(shard, DeadLetterFilter(endpoint)), None) is not None
-        return {endpoint} if has_letters else set(dead_letters.count(shard)[0])
+        return {endpoint} if has_letters else set(dead_letters.LetterCounts().read(shard).by_endpoint)
 
     known = known.union(*(found for _, found in run.each(names)))
     if not run.down:
@@ -226,12 +228,17 @@ def _check_endpoint(run: Run, endpoint: str | None) -> None:
 
 
 class _Results:
-    """Prints each letter as soon as it is changed: a crash loses no line, and memory stays bounded."""
+    """
+    Counts the letters. In JSON and with --verbose, each is printed as soon as it is changed: a crash loses no line, and
+    memory stays bounded.
+    """
 
-    def __init__(self, output: Output, done: str) -> None:
+    def __init__(self, output: Output, done: str, *, verbose: bool) -> None:
         self._output = output
         self._done = done
-        self._counts = Counter[bool]()
+        self._verbose = verbose
+        #: Why letters were not changed, "" for those that were.
+        self._counts = Counter[str]()
 
     def _separator(self) -> str:
         """The start of the JSON document, then a comma."""
@@ -242,23 +249,26 @@ class _Results:
             result = {"result": "left", "problem": problem} if problem else {"result": self._done}
             document = json.dumps(ChangedLetter.made_of(letter, **result).as_json())
             click.echo(f"{self._separator()}\n{document}", nl=False)
-        else:
+        elif self._verbose:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
             reservation = shortened(body.get("data", {}).get("reservation_id", "unknown"))
             text = f"{what}, reservation {reservation} of {shortened(decode(letter.tenant))}"
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
-        self._counts[not problem] += 1
+        self._counts[problem] += 1
 
     def end(self, change: Change) -> None:
-        done, left = self._counts[True], self._counts[False]
+        done = self._counts.pop("", 0)
+        left = self._counts.total()
         if self._output.as_json:
-            start = "" if self._counts else self._separator()
+            start = "" if done or left else self._separator()
             click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
-        elif not self._counts:
+        elif not done and not left:
             self._output.say("no dead letters match")
         else:
             self._output.say(f"{done} {self._done}" + (f", {left} unchanged" if left else ""))
+            for problem, count in self._counts.most_common():
+                self._output.say(f"{count} unchanged: {problem}")
         if left:
             change.fail(f"{left} could not be {self._done}")
 
@@ -273,7 +283,7 @@ def _cells(letter: DeadLetter, age: float) -> list[object]:
         letter.id,
         letter.shard,
         letter.endpoint,
-        f"{age:.0f}s",
+        span(age),
         letter.reason,
         letter.attempts,
         decode(letter.tenant),

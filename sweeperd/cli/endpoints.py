@@ -11,11 +11,11 @@ from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.options import Exit, Options, all_option, fail, limit_option
 from sweeperd.cli.output import Cell, Output
 from sweeperd.cli.shards import Run, endpoint_of, on_shards, warn
-from sweeperd.cli.status import state, waiting
+from sweeperd.cli.status import given_up, state, waiting
 from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
-from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, unlisted
-from sweeperd.ops.endpoint_status import count_dead_letters, read_endpoints
+from sweeperd.ops.endpoint_health import ENDPOINT_STATES, LISTED, most_troubled, unlisted
+from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.endpoints import (
     AttemptsDocument,
     ChangedEndpoint,
@@ -29,13 +29,15 @@ from sweeperd.ops.endpoints import (
     SkippedEvent,
     StateDocument,
 )
+from sweeperd.ops.processes import read_processes
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.trial import BODY_SHOWN, TrialDocument, try_out
 from sweeperd.outbox.attempts import read_attempts
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339, timestamp
+from sweeperd.text import rfc3339, span, timestamp
 
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
@@ -45,23 +47,28 @@ command = click.Group("endpoints")
 
 @command.command("list")
 @all_option
+@click.option("--limit", type=click.IntRange(1), help="List up to this many per shard, those with the most trouble.")
 @on_shards()
-def list_(run: Run, every: bool) -> None:
+def list_(run: Run, every: bool, limit: int | None) -> None:
     """List each endpoint on each shard with its URL, state and backlog."""
+    if every or run.output.as_json:
+        limit = limit or sys.maxsize
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
 
     def read(shard: Shard) -> list[ListedEndpoint]:
-        found = read_endpoints(run.settings, shard, shard.read_clock(), count_dead_letters(shard))
+        now, counts = shard.read_clock(), LetterCounts().read(shard)
+        found = read_endpoints(run.settings, shard, now, counts, read_processes(shard, now))
         return [ListedEndpoint.of(shard, each, known.get(each.endpoint)) for each in found]
 
     listed, rows = list(run.each(read)), list[ListedEndpoint]()
     for shard, found in listed:
-        whole = every or run.output.as_json
-        rows += found if whole else most_troubled(found)
-        if not whole and (rest := unlisted(found)):
+        rows += most_troubled(found, limit or LISTED)
+        if rest := unlisted(found, limit or LISTED):
             warn(f"shard {shard.name}: {rest}; --all lists them")
     columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
-    run.table(columns, map(_cells, rows), lambda: EndpointsDocument(endpoints=rows, down=run.down))
+    truncated = len(rows) < sum(len(found) for _, found in listed)
+    document = {"endpoints": rows, "truncated": truncated, "down": run.down}
+    run.table(columns, map(_cells, rows), lambda: EndpointsDocument.model_validate(document))
 
 
 def _cells(row: ListedEndpoint) -> list[object]:
@@ -71,18 +78,18 @@ def _cells(row: ListedEndpoint) -> list[object]:
         row.shard,
         state(row, _state_text(row)),
         waiting(row),
-        f"{row.oldest_pending_seconds:.0f}s" if row.pending else "",
-        Cell(row.dead_letters, "red" if row.dead_letters else ""),
+        span(row.oldest_pending_seconds) if row.pending else "",
+        given_up(row),
         every if row.tenants is None else ", ".join(row.tenants),
-        row.group_position,
+        row.position,
         row.url or "",
     ]
 
 
 def _state_text(row: ListedEndpoint) -> str:
     label = ENDPOINT_STATES[row.state].label
-    if row.paused:
-        return f"{label} {paused_since(row.paused_at, row.reason)}"
+    if row.state == "paused":
+        return f"{label} {paused_since(row.paused_at, row.paused_reason)}"
     if row.state == "open":
         return f"{label}: {row.failures} failures in a row, {row.failure}"
     if row.state == "muted":
@@ -253,13 +260,12 @@ def attempts(run: Run, name: str, limit: int) -> None:
     the ids of its first event. Secrets in responses are masked. Times are by Redis's clock.
     """
     endpoint_of(run.settings, name)
-    every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit)) for each in found]
+    every = [each for _, found in run.each(lambda one: read_attempts(one, name, limit + 1)) for each in found]
     by_time = sorted(every, key=lambda each: each.attempt.at_ms, reverse=True)
-    newest = [AttemptDocument.model_validate(each) for each in by_time[:limit]]
+    newest, truncated = run.newest(map(AttemptDocument.model_validate, by_time), limit)
     columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
-    run.table(
-        columns, map(_attempt_cells, newest), lambda: AttemptsDocument(endpoint=name, attempts=newest, down=run.down)
-    )
+    values = {"endpoint": name, "attempts": newest, "truncated": truncated, "down": run.down}
+    run.table(columns, map(_attempt_cells, newest), lambda: AttemptsDocument.model_validate(values))
 
 
 def attempt_text(attempt: AttemptDocument) -> Cell:

@@ -73,7 +73,8 @@ def command(
     A time is RFC 3339 (2026-11-21T12:00:05Z, 2026-11-21T13:00:05.250+01:00; UTC without an offset), the latest
     occurrence of a time of day (12:00), or a duration before now (15m, 1h30m). Times are by Redis's clock.
 
-    JSON lines hold the webhook body and the shard. CSV cells that a spreadsheet would read as a formula begin with an
+    --json prints a line per expiry (JSON Lines) as --format jsonl does, not one document: the webhook body and the
+    shard. Only --count --json prints a document. CSV cells that a spreadsheet would read as a formula begin with an
     apostrophe. A warning on standard error tells if events of the span are no longer kept.
     """
     if run.output.as_json and form not in ("jsonl", "table"):

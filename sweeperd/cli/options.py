@@ -28,7 +28,8 @@ class Exit(IntEnum):
     DONE = 0
     FAILED = 1
     USAGE = 2
-    UNDELIVERED = 3
+    #: Two names for one code: what was asked for is not there yet, and nothing has failed.
+    UNDELIVERED = NOTHING_YET = 3
     LIMIT_PASSED = 4
 
 

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 # Control characters, line separators, and what changes the direction of writing.
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufeff]")
+
+
+#: From how many entries on a change has a progress bar.
+LONG = 100
 
 
 def printable(value: object) -> str:
@@ -95,6 +100,11 @@ class Output:
         click.echo("\t".join(columns))
         for row in rows:
             click.echo("\t".join(printable(plain(cell)) for cell in row))
+
+    def bar(self, label: str, count: int, *, hidden: bool = False) -> AbstractContextManager[Any]:
+        """A progress bar on standard error, if there is a terminal and much to do."""
+        hidden = hidden or not self.terminal or count < LONG
+        return click.progressbar(length=count, label=label, show_pos=True, file=sys.stderr, hidden=hidden)
 
     def check_consent(self, question: str, *, yes: bool) -> None:
         """Raises click.UsageError if neither `yes` nor a terminal can answer the question."""

@@ -1,6 +1,5 @@
 """`sweeperd quarantine`: lists, requeues, dismisses or adopts quarantined entries."""
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +65,7 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
         quarantine = _quarantine(run, shard, name)
         size, found, now = quarantine.size(), list(islice(quarantine.find(wanted), limit + 1)), shard.read_clock()
         entries = [SetAsideDocument.of(entry, now) for entry in found[:limit]]
-        return QuarantinedShard(shard=shard.name, quarantined=size, more=len(found) > limit, entries=entries)
+        return QuarantinedShard(shard=shard.name, quarantined=size, truncated=len(found) > limit, entries=entries)
 
     found = [listed for _, listed in run.each(listing)]
     run.table(
@@ -77,7 +76,7 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     if run.output.as_json:
         return
     for listed in found:
-        if listed.more:
+        if listed.truncated:
             click.echo(f"shard {listed.shard} has {listed.quarantined}; raise --limit for more", err=True)
     reasons = _reasons(run, name)
     for why in sorted({entry.reason for listed in found for entry in listed.entries} & reasons.keys()):
@@ -229,8 +228,7 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
-        hidden, label = not change.output.terminal or count < NAMED, verb.done.capitalize()
-        with click.progressbar(length=count, label=label, show_pos=True, file=sys.stderr, hidden=hidden) as bar:
+        with change.output.bar(verb.done.capitalize(), count) as bar:
             for page in verb.act(_quarantine(change, shard, name), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)

@@ -62,7 +62,7 @@ def command(
     It counts as the last walk, so `status`, the status page and the alerts show what it found and left.
 
     Exit codes: 0 nothing found, or everything repaired; 1 something is left, or a shard could not be walked; 2 bad
-    option or configuration.
+    option or configuration; 3 with --last, no walk has run yet.
     """
     if (repair, last, budget is not None).count(True) > 1:
         raise click.UsageError("--repair, --last and --repair-budget exclude each other")
@@ -79,7 +79,7 @@ def command(
 
 
 def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
-    """Show what the last walks found. A missing report is a problem."""
+    """Show what the last walks found, and exit if a walk is missing and nothing is wrong."""
     kinds = kind_names(change.settings)
     if kind is not None:
         check_name("kind", kind, kinds)
@@ -89,14 +89,17 @@ def _last(change: Change, kind: str | None) -> list[WalkedShardDocument]:
         known = kinds_of(change.settings, shard)
         return [(name, WalkStore(shard, known[name].walk_suffix).report()) for name in kinds]
 
-    found = []
+    found, unwalked = [], False
     for shard, kept in change.each(reports):
         for name, report in kept:
             if report is None:
-                change.fail(f"shard {shard.name}: no walk over {name} has run yet; see `sweeperd reconcile`")
+                unwalked = True
+                warn(f"shard {shard.name}: no walk over {name} has run yet; see `sweeperd reconcile`")
             else:
                 found.append(report)
     _show(change, found, repair=False)
+    if unwalked and not change.down and not any(walk.remaining or walk.held for walk in found):
+        sys.exit(Exit.NOTHING_YET)
     return found
 
 

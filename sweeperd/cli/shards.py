@@ -8,6 +8,7 @@ document, and exits with 1.
 import contextlib
 import difflib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -77,6 +78,13 @@ class Run:
                 with self.catching(shard):
                     done.append((shard, work(shard)))
         return done
+
+    def newest(self, items: Iterable[T], limit: int) -> tuple[list[T], bool]:
+        """The first `limit` items, which are sorted newest first, and whether there are more, which is said."""
+        found = list(itertools.islice(items, limit + 1))
+        if len(found) > limit:
+            warn(f"showing the newest {limit} only; raise --limit for more")
+        return found[:limit], len(found) > limit
 
     def report(self, document: Document) -> None:
         """Print the document if --json is given."""

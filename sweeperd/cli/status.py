@@ -13,7 +13,7 @@ from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
 from sweeperd.ops.advice import shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
-from sweeperd.ops.endpoint_status import EndpointDocument, EndpointFigures
+from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.limits import Limit
 from sweeperd.ops.processes import ProcessDocument
@@ -226,7 +226,7 @@ def _endpoint_rows(statuses: Sequence[ShardStatus], every: bool) -> list[Sequenc
             span(endpoint.oldest_pending_seconds) if endpoint.pending else None,
             None if endpoint.rate is None else per_second(endpoint.rate),
             _empty_in(endpoint.pending, endpoint.empty_in_seconds) if endpoint.configured else None,
-            Cell(endpoint.dead_letters, "red" if endpoint.dead_letters else ""),
+            given_up(endpoint),
             _about(status, endpoint),
         )
         for status in statuses
@@ -234,16 +234,22 @@ def _endpoint_rows(statuses: Sequence[ShardStatus], every: bool) -> list[Sequenc
     ]
 
 
-def state(status: EndpointFigures, text: str = "") -> Cell:
+def state(status: EndpointDocument, text: str = "") -> Cell:
     """The state of an endpoint, or a text about it, in the colour of the state."""
     return Cell(text or ENDPOINT_STATES[status.state].label, LEVEL_STYLES[state_level(status)])
 
 
-def waiting(status: EndpointFigures) -> Cell:
+def waiting(status: EndpointDocument) -> Cell:
     """How many events wait for an endpoint."""
     if status.pending is None:
         return Cell("no group", "yellow")
     return Cell(f"{'' if status.pending_exact else '~'}{status.pending}")
+
+
+def given_up(status: EndpointDocument) -> Cell:
+    """How many dead letters an endpoint has, with a + if not all are counted."""
+    more = "" if status.dead_letters_counted else "+"
+    return Cell(f"{status.dead_letters}{more}", "red" if status.dead_letters else "")
 
 
 def _empty_in(count: int | None, seconds: float | None) -> Cell | None:

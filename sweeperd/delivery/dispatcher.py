@@ -235,10 +235,11 @@ class Dispatcher:
         with self._shard.reaching():
             groups = [*self._lanes, *self._replays.groups()]
             self._trim(groups)
+            letters = self._memory.letters.read(self._shard).by_endpoint
             for (name, lane), backlog in zip(self._lanes.items(), self._backlogs(), strict=True):
                 self._compare_filters(name)
                 if backlog:
-                    waiting = backlog.events, backlog.oldest_seconds
+                    waiting = backlog.events, backlog.oldest_seconds, letters[name]
                     self._metrics.webhooks.waiting(self._shard.name, name, *waiting)
                 self._metrics.webhooks.endpoint_state(self._shard.name, name, lane.condition)
                 if name == RELAY.name:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import redis
 from pydantic import Field
 
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Truncated
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -60,6 +60,7 @@ class ActionDocument(Document):
 
 class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
     actions: list[ActionDocument] = Field(description="Newest first.")
+    truncated: Truncated
     down: Down
 
 

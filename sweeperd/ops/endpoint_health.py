@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
-from sweeperd.ops.endpoint_status import EndpointFigures
+from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.text import span
 
-EndpointT = TypeVar("EndpointT", bound=EndpointFigures)
+EndpointT = TypeVar("EndpointT", bound=EndpointDocument)
 
 #: From how many seconds on a pending event is worth watching, or bad; the alert rules have the same limit for `bad`.
 PENDING_WATCH, PENDING_BAD = 60.0, 900.0
@@ -32,6 +32,7 @@ class StateStyle(NamedTuple):
 #: By `EndpointDocument.state`.
 ENDPOINT_STATES = {
     "delivering": StateStyle("delivering", HealthLevel.GOOD),
+    "stopped": StateStyle("no process delivers", HealthLevel.BAD),
     "muted": StateStyle("muted", HealthLevel.WATCH),
     "open": StateStyle("circuit open", HealthLevel.BAD),
     "paused": StateStyle("paused", HealthLevel.BAD),
@@ -43,14 +44,14 @@ ENDPOINT_STATES = {
 Finding = tuple[HealthLevel, str]
 
 
-def state_level(endpoint: EndpointFigures) -> HealthLevel | None:
+def state_level(endpoint: EndpointDocument) -> HealthLevel | None:
     """How bad the state is; None if it is neither good nor bad. While nothing waits, a pause delays nothing."""
     if endpoint.state == "paused" and endpoint.pending == 0:
         return HealthLevel.WATCH
     return ENDPOINT_STATES[endpoint.state].level
 
 
-def judge_endpoint(endpoint: EndpointFigures) -> Finding | None:
+def judge_endpoint(endpoint: EndpointDocument) -> Finding | None:
     """How bad the state of an endpoint is, and why; None if all is well, or if it is not configured."""
     if endpoint.pending is None:
         waiting = "it has no consumer group"
@@ -73,20 +74,20 @@ def judge_endpoint(endpoint: EndpointFigures) -> Finding | None:
     return None
 
 
-def most_troubled(endpoints: Sequence[EndpointT]) -> list[EndpointT]:
-    """All endpoints in order; if there are more than LISTED, those with the most trouble, the worst first."""
+def most_troubled(endpoints: Sequence[EndpointT], limit: int = LISTED) -> list[EndpointT]:
+    """All endpoints in order; if there are more than `limit`, those with the most trouble, the worst first."""
 
     def trouble(endpoint: EndpointT) -> tuple[int, int, int]:
         finding, usual = judge_endpoint(endpoint), ENDPOINT_STATES[endpoint.state].level or HealthLevel.GOOD
         level = max(usual, finding[0] if finding else usual, key=list(HealthLevel).index)
         return list(HealthLevel).index(level), endpoint.dead_letters, endpoint.pending or 0
 
-    return sorted(endpoints, key=trouble, reverse=True)[:LISTED] if len(endpoints) > LISTED else list(endpoints)
+    return sorted(endpoints, key=trouble, reverse=True)[:limit] if len(endpoints) > limit else list(endpoints)
 
 
-def unlisted(endpoints: Sequence[EndpointFigures]) -> str:
+def unlisted(endpoints: Sequence[EndpointDocument], limit: int = LISTED) -> str:
     """One line about the endpoints that `most_troubled` leaves out; empty if it lists all."""
-    listed = {endpoint.endpoint for endpoint in most_troubled(endpoints)}
+    listed = {endpoint.endpoint for endpoint in most_troubled(endpoints, limit)}
     rest = [endpoint for endpoint in endpoints if endpoint.endpoint not in listed]
     if not rest:
         return ""

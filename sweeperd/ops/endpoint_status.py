@@ -1,6 +1,5 @@
 """Reads the status of all endpoints of a shard."""
 
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,24 +8,22 @@ from pydantic import Field
 
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.document import Count, Document, Moment, Seconds
+from sweeperd.ops.processes import Processes
 from sweeperd.ops.rate import Rate
 from sweeperd.outbox.backlog import BacklogMemory, read_backlogs
 from sweeperd.outbox.circuits import CircuitNote, CircuitState, CircuitStateStore
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.filters import LivingFilters, read_filters
 from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_refused
-from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, span
 
 #: The warning of the relay if `cycles.dispatch_backlog` is reached.
 WAITS = "waits for the dispatcher of Cycles"
-#: Up to how many dead letters are counted, and how many in one call.
-LETTERS, LETTERS_PAGE = 10_000, 500
-_LETTERS = Script("ops/letters")
 
 
 class ReplayDocument(Document):
@@ -54,13 +51,11 @@ class ReplicaDocument(Document):
         return cls.made_of(note, circuit_open=note.probe_at > 0, rate=rate, delivered_at=delivered_at)
 
 
-class EndpointFigures(Document):
-    """What `status` and `endpoints list` both say of an endpoint."""
-
+class EndpointDocument(Document):
     endpoint: str
     state: str = Field(
-        description="delivering, open (its circuit), paused, muted, group (of another program, named by "
-        "events.groups), or unknown to the configuration."
+        description="delivering, stopped (no process delivers), open (its circuit), paused, muted, group (of another "
+        "program, named by events.groups), or unknown to the configuration."
     )
     configured: bool
     pending: Count | None = Field(description="Unacknowledged events; null without a consumer group.")
@@ -75,12 +70,10 @@ class EndpointFigures(Document):
     warning: str = Field(description="Why events wait although it is delivering, or why some will be lost.")
     falling_behind: bool = Field(description="Whether the backlog takes longer than max_age at this rate.")
     dead_letters: Count
+    dead_letters_counted: bool = Field(description="False if there may be more than these.")
     rate: Seconds | None = Field(description="Events per second that all processes deliver; null if unknown.")
     rate_window_seconds: Seconds = Field(description="The time over which the rate was measured.")
     empty_in_seconds: Seconds | None = Field(description="How long the backlog takes at this rate; null: forever.")
-
-
-class EndpointDocument(EndpointFigures):
     position: str | None = Field(description="The stream id up to which the endpoint has taken events.")
     paused_reason: str
     muted_seconds: Seconds = Field(description="How long muted_until is from now.")
@@ -90,7 +83,12 @@ class EndpointDocument(EndpointFigures):
 
 
 def read_endpoints(
-    settings: Settings, shard: Shard, now: int, dead_letters: Counter[str], memory: BacklogMemory | None = None
+    settings: Settings,
+    shard: Shard,
+    now: int,
+    letters: LetterCounts,
+    processes: Processes,
+    memory: BacklogMemory | None = None,
 ) -> tuple[EndpointDocument, ...]:
     """
     The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
@@ -100,12 +98,13 @@ def read_endpoints(
     groups = streams.groups(shard.client, shard.keys.events)
     known, foreign = {endpoint.name: endpoint for endpoint in settings.consumers}, settings.events.groups
     named = {name for name in map(decode, groups) if not name.startswith(GROUP_PREFIX)}
-    names = [*known, *foreign, *sorted((named | dead_letters.keys()) - known.keys() - set(foreign))]
+    names = [*known, *foreign, *sorted((named | letters.by_endpoint.keys()) - known.keys() - set(foreign))]
     rows = [groups.get(name.encode()) for name in names]
     subscriptions = [Subscription(known[name]) if name in known else None for name in names]
     backlogs = read_backlogs(shard, list(zip(rows, subscriptions, strict=True)), now, memory=memory)
     states, circuits = EndpointStateStore(shard).read_all(), CircuitStateStore(shard).read_all()
     replays, filters = _replays(shard, groups, now), _filters(shard)
+    stopped = "delivers" in processes.missing
     waits = RELAY.name in known and shard.client.hget(shard.keys.relay, "waiting")
     found = []
     for place, (name, row, backlog) in enumerate(zip(names, rows, backlogs, strict=True)):
@@ -115,33 +114,21 @@ def read_endpoints(
             "pending": backlog.events if backlog else None,
             "pending_exact": backlog.exact if backlog else True,
             "oldest_pending_seconds": backlog.oldest_seconds if backlog else 0.0,
-            "dead_letters": dead_letters[name],
+            "dead_letters": letters.by_endpoint[name],
+            "dead_letters_counted": letters.complete,
         }
         if place >= len(known):
             is_foreign = place < len(known) + len(foreign)
-            figures |= {"dead_letters": 0} if is_foreign else {}
+            figures |= {"dead_letters": 0, "dead_letters_counted": True} if is_foreign else {}
             found.append(_endpoint(figures, now, "group" if is_foreign else "unknown"))
             continue
         warnings = [WAITS if name == RELAY.name and waits else "", filters.difference(name, now)]
         state, circuit = states.get(name, EndpointState()), circuits.get(name, CircuitState())
         endpoint = _endpoint(figures, now, "", state, circuit, "; ".join(filter(None, warnings)), replays.get(name))
+        if stopped and endpoint.state == "delivering":
+            endpoint = endpoint.model_copy(update={"state": "stopped"})
         found.append(_with_outlook(settings, known[name], endpoint))
     return tuple(found)
-
-
-def count_dead_letters(shard: Shard) -> Counter[str]:
-    """Endpoint -> how many of the oldest LETTERS dead letters it has."""
-    counts, first = Counter[str](), streams.FIRST
-    for _ in range(0, LETTERS, LETTERS_PAGE):
-        reply = _LETTERS.run(shard.client, Call([shard.keys.dead_letters], [first, LETTERS_PAGE]))
-        if not reply:
-            break
-        first = streams.after(reply[0])
-        for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
-            counts[decode(endpoint)] += count
-        if sum(reply[2::2]) < LETTERS_PAGE:
-            break
-    return counts
 
 
 def _with_outlook(settings: Settings, endpoint: EndpointSettings, status: EndpointDocument) -> EndpointDocument:

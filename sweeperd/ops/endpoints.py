@@ -8,8 +8,8 @@ from typing import Any, Self
 from pydantic import Field
 
 from sweeperd.config import EndpointSettings
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment
-from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, EndpointFigures
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Truncated
+from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.trial import shown_url
 from sweeperd.outbox.announcements import Announcements
@@ -166,18 +166,11 @@ def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending,
         previous = page[-1].id
 
 
-class ListedEndpoint(EndpointFigures):
+class ListedEndpoint(EndpointDocument):
     shard: str
     address: str
     url: str | None = Field(description="Without credentials and query.")
     tenants: list[str] | None = Field(description="null for all tenants.")
-    group_position: str | None = Field(
-        validation_alias="position", description="The stream id up to which the endpoint has taken events."
-    )
-    paused: bool
-    reason: str = Field(validation_alias="paused_reason")
-    muted: bool = Field(description="Whether muted_until is in the future.")
-    dead_letters_all_counted: bool
 
     @classmethod
     def of(cls, shard: Shard, status: EndpointDocument, endpoint: EndpointSettings | None) -> "ListedEndpoint":
@@ -188,20 +181,19 @@ class ListedEndpoint(EndpointFigures):
             address=shard.address,
             url=None if endpoint is None else shown_url(endpoint),
             tenants=None if endpoint is None else endpoint.tenants,
-            paused=status.paused_at is not None,
-            muted=status.muted_seconds > 0,
-            dead_letters_all_counted=status.dead_letters < LETTERS,
         )
 
 
 class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json"):
     endpoints: list[ListedEndpoint]
+    truncated: Truncated
     down: Down
 
 
 class AttemptsDocument(CommandDocument, title="sweeperd endpoints attempts --json"):
     endpoint: str
     attempts: list[AttemptDocument] = Field(description="Newest first.")
+    truncated: Truncated
     down: Down
 
 

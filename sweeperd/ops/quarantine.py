@@ -10,7 +10,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import SweepSettings
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text, Truncated
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import UNREADABLE, Reservations
 from sweeperd.store.errors import describe, is_server_trouble
@@ -270,7 +270,7 @@ class SetAsideDocument(Document):
 class QuarantinedShard(Document):
     shard: str
     quarantined: Count = Field(description="All entries, listed here or not.")
-    more: bool = Field(description="Whether there are more than --limit.")
+    truncated: Truncated
     entries: list[SetAsideDocument]
 
 

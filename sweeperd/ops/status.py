@@ -5,7 +5,6 @@ All figures come from Redis, so they are about all replicas. Reading changes not
 and costs the same however large the backlog is.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -18,13 +17,14 @@ from sweeperd.config import Settings
 from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.endpoint_health import most_troubled
-from sweeperd.ops.endpoint_status import LETTERS, EndpointDocument, count_dead_letters, read_endpoints
+from sweeperd.ops.endpoint_status import EndpointDocument, read_endpoints
 from sweeperd.ops.processes import Processes, read_processes
 from sweeperd.ops.rate import Rate, Rates, read_rates
 from sweeperd.ops.reasons import ReasonCount, count_reasons
 from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.outbox.attempts import Attempt, read_all_attempts
 from sweeperd.outbox.backlog import BacklogMemory
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.store import streams
 from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.lease import holder
@@ -206,7 +206,7 @@ class ShardStatus:
     kinds: tuple[KindDocument, ...] = ()
     endpoints: tuple[EndpointDocument, ...] = ()
     dead_letters: int = 0
-    #: Whether there are no more than LETTERS, so that those of each endpoint are exact.
+    #: Whether those of each endpoint are all counted.
     dead_letters_counted: bool = True
     processes: Processes = field(default_factory=Processes)
     #: None if this user may not run INFO.
@@ -276,17 +276,16 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     deferred = sum(kind.deferred for kind in read)
     walked = settings.reconcile.interval is not None
     unwalked = [kind.kind for kind in read if walked and kind.last_walk is None]
-    dead_letters = int(shard.client.xlen(shard.keys.dead_letters))
-    by_endpoint = count_dead_letters(shard) if dead_letters else Counter[str]()
+    letters, processes = (memory.letters if memory else LetterCounts()).read(shard), read_processes(shard, now)
     return ShardStatus(
         shard.name,
         shard.address,
         now_ms=now,
         kinds=read,
-        endpoints=read_endpoints(settings, shard, now, by_endpoint, memory),
-        dead_letters=dead_letters,
-        dead_letters_counted=dead_letters <= LETTERS,
-        processes=read_processes(shard, now),
+        endpoints=read_endpoints(settings, shard, now, letters, processes, memory),
+        dead_letters=letters.total,
+        dead_letters_counted=letters.complete,
+        processes=processes,
         memory=shard.memory.read(shard.client),
         deferred=deferred,
         empty=not any(kind.alive for kind in read) and is_empty(shard, settings),

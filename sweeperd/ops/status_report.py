@@ -9,7 +9,7 @@ from pydantic import AliasPath, Field
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Count, Document, Moment, Seconds
+from sweeperd.document import CommandDocument, Count, Document, Down, DownShard, Moment, Seconds
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
@@ -80,11 +80,14 @@ class ShardDocument(Document):
 
 class StatusDocument(CommandDocument, title="sweeperd status --json"):
     shards: list[ShardDocument | UnreachableShard]
+    down: Down
 
     @classmethod
     def of(cls, statuses: Sequence[ShardStatus]) -> "StatusDocument":
         models = [ShardDocument if status.reachable else UnreachableShard for status in statuses]
-        return cls(shards=[model.model_validate(status) for model, status in zip(models, statuses, strict=True)])
+        down = [DownShard.made_of(each, shard=each.name) for each in statuses if not each.reachable]
+        shards = [model.model_validate(status) for model, status in zip(models, statuses, strict=True)]
+        return cls(shards=shards, down=down)
 
 
 def status_report(
@@ -117,7 +120,7 @@ def _shard(
         "status": None if view.status is None else _status(settings, view.status, samples, options),
         "history": {
             "seconds_ago": [round(now - sample.at, 1) for sample in samples],
-            "down": [sample.kinds is None for sample in samples],
+            "unread": [sample.kinds is None for sample in samples],
         },
     }
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import redis
 
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.event import ONLY_FOR, Fields
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
@@ -60,12 +61,13 @@ class _Share(NamedTuple):
 
 
 class BacklogMemory:
-    """Remembers the sample of each group of a shard, so that the long backlog of a stuck endpoint is read once."""
+    """Remembers what was read of each group and of the dead letters, so that a long backlog is read once."""
 
     def __init__(self, exact: int = EXACT, clock: Callable[[], float] = time.monotonic) -> None:
         """`exact`: how many events to count one by one. `clock`: monotonic, seconds."""
         self.exact = exact
         self._clock = clock
+        self.letters = LetterCounts()
         #: Group -> its position, when the sample was read (monotonic), the sample.
         self._shares: dict[bytes, tuple[bytes, float, _Share]] = {}
 

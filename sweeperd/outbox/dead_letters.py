@@ -17,8 +17,9 @@ from sweeperd.text import decode, is_meant, whole
 
 #: How many dead letters to replay or drop in one batch.
 PAGE = 100
-#: How many dead letters of a shard to count before the count stays incomplete.
-COUNT_LIMIT = 10_000
+#: Up to how many dead letters of a shard are counted, and how many in one call.
+COUNTED, COUNT_PAGE = 10_000, 500
+_COUNT = Script("ops/letters")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,14 +106,43 @@ def find(shard: Shard, ids: Sequence[str]) -> list[DeadLetter]:
     return [_letter(shard, *row) for part in found for rows in part for row in rows]
 
 
-def count(shard: Shard) -> tuple[Counter[str], bool]:
-    """The first COUNT_LIMIT dead letters by endpoint, and whether these are all. Raises redis.RedisError."""
-    counts: Counter[str] = Counter()
-    for number, (_, fields) in enumerate(streams.read(shard, shard.keys.dead_letters)):
-        if number == COUNT_LIMIT:
-            return counts, False
-        counts[decode(fields.get(b"endpoint", b""))] += 1
-    return counts, True
+class LetterCounts:
+    """Counts the dead letters of a shard by endpoint, and again only if they have changed."""
+
+    def __init__(self) -> None:
+        self._counted: tuple[int, bytes] | None = None
+        #: How many there are.
+        self.total = 0
+        #: The oldest COUNTED of them.
+        self.by_endpoint = Counter[str]()
+
+    @property
+    def complete(self) -> bool:
+        """Whether all are counted."""
+        return self.total <= self.by_endpoint.total()
+
+    def read(self, shard: Shard) -> "LetterCounts":
+        """Raises redis.RedisError."""
+        info = streams.info(shard.client, shard.keys.dead_letters)
+        present = (info["length"], info["last-generated-id"]) if info else (0, b"")
+        if present != self._counted:
+            self.total, self.by_endpoint = present[0], _by_endpoint(shard) if present[0] else Counter()
+            self._counted = present
+        return self
+
+
+def _by_endpoint(shard: Shard) -> Counter[str]:
+    counts, first = Counter[str](), streams.FIRST
+    for _ in range(0, COUNTED, COUNT_PAGE):
+        reply = _COUNT.run(shard.client, Call([shard.keys.dead_letters], [first, COUNT_PAGE]))
+        if not reply:
+            break
+        first = streams.after(reply[0])
+        for endpoint, count in zip(reply[1::2], reply[2::2], strict=True):
+            counts[decode(endpoint)] += count
+        if sum(reply[2::2]) < COUNT_PAGE:
+            break
+    return counts
 
 
 def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:

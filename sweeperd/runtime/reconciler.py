@@ -77,7 +77,7 @@ class DailyWalk:
         counts: dict[str, int] = {fault: walk.found.get(fault, 0) for fault in self._faults}
         self._metrics.reconciled(self._shard.name, self.kind, counts, walk.finished_at / 1000)
         if Fault.FOREIGN_QUARANTINE in self._faults:
-            self._metrics.foreign_expiries.labels(self._shard.name).set(walk.foreign_expiries)
+            self._metrics.foreign_expiries.labels(self._shard.name, self.kind).set(walk.foreign_expiries)
 
     def _log(self, report: ReconcileReport) -> None:
         fields: dict[str, object] = {"shard": self._shard.name, "kind": self.kind}

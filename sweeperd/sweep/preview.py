@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import redis
 from pydantic import Field
 
-from sweeperd.document import Count, Document, Text
+from sweeperd.document import Count, Document, Text, Truncated
 from sweeperd.errors import KindRefused
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
@@ -91,7 +91,7 @@ class PreviewDocument(PreviewCounts):
     hint: str = Field(description="What is probably wrong if no entry is alive; else empty.")
     entries: list[PreviewedEntry] = Field(description=f"The first {NAMED} entries of each outcome.")
     counters: list[PreviewedCounter] = Field(description=f"Up to {LISTED} counters that most entries change.")
-    truncated: bool = Field(description="Whether more counters would change.")
+    truncated: Truncated
 
 
 @dataclass

@@ -200,6 +200,7 @@ def endpoint_status(name: str, **fields: Any) -> EndpointDocument:
         "state": "delivering",
         "configured": fields.get("state") != "unknown",
         "pending_exact": True,
+        "dead_letters_counted": True,
         "falling_behind": False,
         "circuit_open": fields.get("state") == "open",
         "replicas": [],

@@ -44,7 +44,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.webhooks.endpoint_state("s1", "billing", "delivering")
     metrics.reconcile.announce("s1", "reservations", ["lost"])
     metrics.reconcile.reconciled("s1", "reservations", {"lost": 1}, 1.0)
-    metrics.reconcile.foreign_expiries.labels("s1").set(0)
+    metrics.reconcile.foreign_expiries.labels("s1", "reservations").set(0)
     metrics.set_silent_processes("s1", {"host-1": 60.0})
     metrics.operator_actions.set("s1", {"pause": 1})
     metrics.operator_changes.set("s1", {"pause": 1})
@@ -346,10 +346,10 @@ def test_what_is_walked_no_more_shows_nothing() -> None:
     for kind in ("reservations", "lock"):
         metrics.reconcile.announce("eu", kind, ["lost"])
         metrics.reconcile.reconciled("eu", kind, {"lost": 1}, 1.0)
-    metrics.reconcile.foreign_expiries.labels("eu").set(1)
+    metrics.reconcile.foreign_expiries.labels("eu", "reservations").set(1)
     names = ("findings", "last_timestamp_seconds", "runs")
     metrics.reconcile.retain("eu", ["reservations"])
-    assert walked() == {"sweeperd_foreign_expiries": {""}} | {
+    assert walked() == {"sweeperd_foreign_expiries": {"reservations"}} | {
         f"sweeperd_reconcile_{name}": {"reservations"} for name in names
     }
     metrics.forget_shard("eu")

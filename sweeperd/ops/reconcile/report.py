@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text
+from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text, Truncated
 from sweeperd.ops.reconcile.faults import MENDABLE_FAULTS, Fault, faults_of
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import FarAhead
@@ -180,7 +180,7 @@ class WalkedShardDocument(Document):
     found: dict[str, Count] = Field(description="Kind of finding to number.")
     mended: dict[str, Count]
     findings: list[FindingDocument]
-    truncated: bool = Field(description="Whether there are more findings than --limit.")
+    truncated: Truncated
     remaining: Count = Field(description="Findings that are not mended.")
     started_at: Moment
     finished_at: Moment | None = Field(default=None, description="Only with --last.")
@@ -191,7 +191,7 @@ class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also 
     repair: bool
     found: Count
     remaining: Count = Field(description="Findings that are not mended.")
-    truncated: bool
+    truncated: Truncated
     shards: list[WalkedShardDocument]
     down: Down
 

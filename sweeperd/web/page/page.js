@@ -317,7 +317,7 @@
       this.rate.replaceChildren(rate, element("small", "", empty));
       say(this.oldest, known && endpoint.pending ? span(endpoint.oldest_pending_seconds) : "–");
       dress(this.oldest, late ? `number hot ${late}` : "number");
-      const letters = counted.format(endpoint.dead_letters);
+      const letters = counted.format(endpoint.dead_letters) + (endpoint.dead_letters_counted ? "" : "+");
       if (this.letters.textContent !== letters) {
         this.letters.replaceChildren(endpoint.dead_letters ? link("dead-letters", { endpoint: endpoint.endpoint }, letters) : letters);
       }
@@ -500,7 +500,7 @@
       }
       say(this.swept, [status.dead_letters ? plural(status.dead_letters, "dead letter", "dead letters") : "", memoryLine(status.memory)].filter(Boolean).join(" · "));
       const ago = history.seconds_ago;
-      const { down } = history;
+      const down = history.unread;
       const { now } = status;
       this.kinds.show(status.kinds.map((kind) => ({ kind, shard, ago, down })), ({ kind }) => kind.kind);
       // The charts show what is known, which is less than an hour after a start.

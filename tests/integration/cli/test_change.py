@@ -36,8 +36,7 @@ def test_the_question_counts_the_dead_letters_of_each_endpoint(
     (question,) = asked
     assert all(text in question for text in ("3 dead letters", "1 of audit", "2 of billing")), question
     assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
-    assert ([line.split()[-1] for line in lines[:-1]], lines[-1]) == ([done] * 3, f"3 {done}")
+    assert result.stdout.splitlines() == [f"3 {done}"]
 
 
 @pytest.mark.parametrize(

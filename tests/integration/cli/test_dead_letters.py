@@ -51,7 +51,7 @@ def test_list_is_filtered_and_limited(invoke: Run, shard: Shard) -> None:
     assert reservations(listed(invoke, "--tenant", "acme")) == ["c", "b", "a"]
     assert reservations(listed(invoke, "--endpoint", "billing", "--tenant", "acme")) == ["b", "a"]
     result = invoke("dead-letters", "list", "--limit", "2", "--json")
-    assert json.loads(result.stdout)["more"]
+    assert json.loads(result.stdout)["truncated"]
     assert reservations(json.loads(result.stdout)["dead_letters"]) == ["d", "c"]
     assert "--limit" in result.stderr
     assert invoke("dead-letters", "list", "--limit", "4").stderr == ""
@@ -64,7 +64,8 @@ def test_an_endpoint_that_is_configured_no_more_can_be_asked_for(invoke: Run, sh
 
 def test_replay(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     one, _, three = give_up(shard, ["one", "two", "three"])
-    result = invoke("dead-letters", "replay", one.decode(), three.decode(), "--yes", endpoints=ENDPOINTS)
+    ids = one.decode(), three.decode()
+    result = invoke("dead-letters", "replay", *ids, "--verbose", "--yes", endpoints=ENDPOINTS)
     assert (result.exit_code, result.stderr) == (0, "")
     first, *_, last = result.stdout.splitlines()
     assert re.search(rf"^{one.decode()} .*billing.* evt_[0-9a-f]{{32}}, .* one .* acme: replayed$", first)
@@ -126,6 +127,10 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
         for name, told in zip(named, problems, strict=True)
     )
     assert client.xlen(DEAD) == 4
+    again = invoke("dead-letters", "replay", "--all", "--yes", endpoints=endpoints)
+    first, *problems = again.stdout.splitlines()
+    assert (first, again.exit_code, len(problems)) == ("0 replayed, 4 unchanged", 1, 4), "a line for each reason"
+    assert all(problem.startswith("1 unchanged: ") for problem in problems)
 
 
 def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:

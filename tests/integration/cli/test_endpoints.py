@@ -50,10 +50,10 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "shard": "default",
         "address": rows["billing"]["address"],
         "configured": True,
-        "state": "delivering",
+        "state": "stopped",
         "url": "https://billing.example.com:8443/hook?…",
         "tenants": None,
-        "group_position": None,
+        "position": None,
         "pending": None,
         "pending_exact": True,
         "open_on": 0,
@@ -63,13 +63,15 @@ def test_list_before_anything_was_delivered(invoke: Run) -> None:
         "warning": "",
         "falling_behind": False,
         "oldest_pending_seconds": 0.0,
-        "paused": False,
         "paused_at": None,
-        "reason": "",
+        "paused_reason": "",
         "muted_until": None,
-        "muted": False,
+        "muted_seconds": 0.0,
+        "circuit_open": False,
+        "replay": None,
+        "replicas": [],
         "dead_letters": 0,
-        "dead_letters_all_counted": True,
+        "dead_letters_counted": True,
         "rate": None,
         "rate_window_seconds": 0.0,
         "empty_in_seconds": None,
@@ -92,7 +94,7 @@ def test_list_and_status_tell_that_the_relay_waits(
         client.hset(shard.keys.relay.decode(), "waiting", waiting)
         assert told("endpoints list") == told("status")
         state, warning = told("status")
-        assert (state, "dispatcher" in warning) == ("delivering", bool(waiting))
+        assert (state, "dispatcher" in warning) == ("stopped", bool(waiting))
     for command in (["endpoints", "list"], ["status"]):
         assert warning in invoke(*command).stdout
 
@@ -114,8 +116,8 @@ def test_list_tells_what_waits_and_why(
     assert (rows["billing"]["pending"], rows["billing"]["dead_letters"]) == (2, 2)
     assert (rows["audit"]["pending"], rows["audit"]["dead_letters"]) == (4, 0)
     assert rows["audit"]["oldest_pending_seconds"] >= rows["billing"]["oldest_pending_seconds"] > 0
-    assert (rows["billing"]["paused"], rows["billing"]["reason"]) == (True, "moving house")
-    assert (rows["audit"]["paused"], rows["audit"]["muted"]) == (False, True)
+    assert (rows["billing"]["state"], rows["billing"]["paused_reason"]) == ("paused", "moving house")
+    assert (rows["audit"]["paused_at"], rows["audit"]["state"]) == (None, "muted")
     assert (rows["old"]["configured"], rows["old"]["dead_letters"]) == (False, 1)
     result = invoke("endpoints", "list", endpoints=ENDPOINTS)
     head, *lines = [line.split("\t") for line in result.stdout.splitlines()]
@@ -125,13 +127,19 @@ def test_list_tells_what_waits_and_why(
     assert table["old"]["state"] == "not in the configuration"
     assert table["audit"]["tenants"] == "acme, globex"
     assert "hush" not in result.output + json.dumps(rows)
-    monkeypatch.setattr("sweeperd.ops.endpoints.LETTERS", 1)
-    assert not listed(invoke)["billing"]["dead_letters_all_counted"]
+    assert re.fullmatch(r"[0-9.]+ s", table["audit"]["oldest"])
+    monkeypatch.setattr("sweeperd.outbox.dead_letters.COUNTED", 1)
+    monkeypatch.setattr("sweeperd.outbox.dead_letters.COUNT_PAGE", 1)
+    assert not listed(invoke)["billing"]["dead_letters_counted"]
+    assert "\t1+\t" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
+    few = invoke("endpoints", "list", "--limit", "1", "--json")
+    assert [row["endpoint"] for row in json.loads(few.stdout)["endpoints"]] == ["billing"], "it is paused"
+    assert (json.loads(few.stdout)["truncated"], "2 more endpoints" in few.stderr) == (True, True)
 
 
 def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.Redis) -> None:
     client.hset(BOARD, "billing", "nonsense")
-    assert listed(invoke)["billing"]["paused"]
+    assert listed(invoke)["billing"]["state"] == "paused"
     assert "unknown time" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
 
 
@@ -405,7 +413,7 @@ def test_hostile_names(name: str, invoke: Run, shard: Shard, client: redis.Redis
         assert result.exit_code == 0
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.output)
     rows = json.loads(result.stdout)["endpoints"]
-    assert (rows[0]["reason"], rows[0]["tenants"], rows[1]["endpoint"]) == (name, [name], name)
+    assert (rows[0]["paused_reason"], rows[0]["tenants"], rows[1]["endpoint"]) == (name, [name], name)
     result = invoke("endpoints", "pause", "audit", "--yes", endpoints=endpoints)
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", result.output)
 

@@ -285,7 +285,7 @@ def daemon_walks(kinds: Kinds) -> None:
 
 def test_the_last_walk_of_the_daemon_over_a_kind(kinds: Kinds) -> None:
     none = kinds.run("reconcile", "--last")
-    assert (none.code, "seat-hold" in none.err) == (1, True)
+    assert (none.code, "seat-hold" in none.err) == (3, True)
     kinds.hold("lost", qty=1, deadline=FUTURE)
     kinds.client.zrem("seats:ttl", "lost")
     kinds.lock("l2")

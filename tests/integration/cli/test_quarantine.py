@@ -112,7 +112,7 @@ def test_list(sweeperd: Sweeperd, world: World) -> None:
         "unit": "TOKENS",
         "state": "LIMBO",
     }
-    assert (shard["shard"], shard["quarantined"], shard["more"]) == ("default", 1, False)
+    assert (shard["shard"], shard["quarantined"], shard["truncated"]) == ("default", 1, False)
 
 
 def test_the_list_is_paged_filtered_and_limited(sweeperd: Sweeperd, client: redis.Redis) -> None:

@@ -126,9 +126,20 @@ def test_it_is_read_in_pages_and_both_ways(shard: Shard, monkeypatch: pytest.Mon
 def test_they_are_counted_up_to_a_limit(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     give_up(shard, ["a", "b", "c"])
     give_up(shard, ["d", "e"], endpoint="audit")
-    assert dead_letters.count(shard) == ({"billing": 3, "audit": 2}, True)
-    monkeypatch.setattr(dead_letters, "COUNT_LIMIT", 4)
-    assert dead_letters.count(shard) == ({"billing": 3, "audit": 1}, False)
+    monkeypatch.setattr(dead_letters, "COUNT_PAGE", 2)
+    counts = dead_letters.LetterCounts()
+    for most, of_audit in ((6, 2), (4, 1)):
+        monkeypatch.setattr(dead_letters, "COUNTED", most)
+        found = dead_letters.LetterCounts().read(shard)
+        assert (found.by_endpoint, found.total) == ({"billing": 3, "audit": of_audit}, 5)
+        assert found.complete == (of_audit == 2)
+        assert counts.read(shard).by_endpoint == {"billing": 3, "audit": 2}, "it is counted once"
+    monkeypatch.undo()
+    dead_letters.drop(shard, text(give_up(shard, ["f"])))
+    shard.client.xtrim("sweeperd:dead-letters", minid=dead_letters.last_id(shard), approximate=False)
+    assert counts.read(shard).by_endpoint == {"audit": 1}, "a change is seen"
+    shard.client.delete("sweeperd:dead-letters")
+    assert (counts.read(shard).by_endpoint, counts.complete) == ({}, True)
 
 
 # ---- the books

@@ -58,7 +58,7 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     assert endpoints.splitlines()[1].split("\t") == [
         "default",
         "billing",
-        "delivering",
+        "no process delivers",
         "no group",
         "",
         "",
@@ -77,7 +77,8 @@ def test_as_json(sweeperd: Sweeperd, client: redis.Redis) -> None:
         (shard,) = ran.document["shards"]
         assert (shard["shard"], shard["reachable"], shard["due"]["overdue"]) == ("default", True, 1)
         assert (shard["tick"]["expired"], shard["tick"]["complete"], shard["tick_age_seconds"] < 20) == (1, True, True)
-        assert shard["endpoints"][0]["state"] == "delivering"
+        assert shard["endpoints"][0]["state"] == "stopped"
+        assert ran.document["down"] == []
         assert (shard["endpoints"][0]["pending"], shard["endpoints"][0]["position"]) == (None, None), "no group"
         assert ran.err == ""
 

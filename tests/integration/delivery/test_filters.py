@@ -17,7 +17,9 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check.findings import CheckLevel
 from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.endpoint_status import read_endpoints
+from sweeperd.ops.processes import Processes
 from sweeperd.outbox import EndpointStateStore, Filters
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.filters import FilterNote, read_filters
 from sweeperd.outbox.groups import LONG_IDLE_MS
 from sweeperd.store import Shard
@@ -182,7 +184,7 @@ def test_filters_that_differ_for_long_are_reported(
             delivery.dispatcher._filters.refresh()
             for _ in range(2):
                 delivery.dispatcher.maintain()
-            (status,) = read_endpoints(settings, shard, shard.read_clock(), Counter())
+            (status,) = read_endpoints(settings, shard, shard.read_clock(), LetterCounts(), Processes())
             (found,) = [each for each in check_shard(shard, settings) if each.check == "filters"]
             said = [record for record in caplog.records if "different filters" in record.message]
             if not ago:

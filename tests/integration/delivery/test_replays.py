@@ -13,8 +13,10 @@ import redis
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.endpoints import resume
+from sweeperd.ops.processes import Processes
 from sweeperd.outbox import CircuitStateStore, EndpointStateStore, Outbox, is_waiting
 from sweeperd.outbox import replays as replay
+from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.replays import (
     GROUP_PREFIX,
     MARKS,
@@ -271,14 +273,14 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     add(client, now - HOUR, 5 * MARKS)
     note = begin(shard, now - 2 * HOUR, now)
     assert replay.begin(shard, replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now)))[0] == "running"
-    (status,) = read_endpoints(ASKED, shard, now, Counter())
+    (status,) = read_endpoints(ASKED, shard, now, LetterCounts(), Processes())
     assert status.replay is not None
     assert (status.replay.since, status.replay.events, status.replay.left) == (now - 2 * HOUR, 250, 250)
     outbox = Outbox(shard, "us")
     taken = outbox.read(replay_group("hook"), 100)
     assert ReplayStore(shard).progress(note) == ReplayProgress(False, 250), "they are not delivered yet"
     outbox.acknowledge(replay_group("hook"), [entry.id for entry in taken])
-    (status,) = read_endpoints(ASKED, shard, now, Counter())
+    (status,) = read_endpoints(ASKED, shard, now, LetterCounts(), Processes())
     assert status.replay is not None
     assert 150 <= status.replay.left <= 150 + note.every
     outbox.read(replay_group("hook"), 150)

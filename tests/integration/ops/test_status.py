@@ -37,8 +37,7 @@ def test_an_empty_shard(shard: Shard) -> None:
     assert (kind.rate, kind.rate_window_seconds, kind.tick, kind.sweeping) == (0.0, 60.0, None, "")
     assert (kind.tick_age_seconds, kind.quarantined) == (None, 0)
     assert (status.empty, kind.last_walk, status.dead_letters, kind.alive) == (True, None, 0, 0)
-    assert status.endpoints == (endpoint_status("billing"),)
-    assert status.endpoints[0].state == "delivering"
+    assert status.endpoints == (endpoint_status("billing", state="stopped"),), "no process delivers"
 
 
 def test_what_is_overdue_and_what_is_in_grace(shard: Shard, client: redis.Redis) -> None:
@@ -90,8 +89,8 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
     status = read_status(settings("billing", "audit"), shard)
     assert (status.reservations.quarantined, status.dead_letters, status.dead_letters_counted) == (2, 1203, True)
     assert [(e.endpoint, e.dead_letters, e.state) for e in status.endpoints] == [
-        ("billing", 802, "delivering"),
-        ("audit", 0, "delivering"),
+        ("billing", 802, "stopped"),
+        ("audit", 0, "stopped"),
         ("gone\x1b[31m", 401, "unknown"),
     ]
 
@@ -99,13 +98,13 @@ def test_quarantine_and_dead_letters_are_counted(shard: Shard, client: redis.Red
 def test_dead_letters_are_counted_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("endpoint_status", "status"):
-        monkeypatch.setattr(f"sweeperd.ops.{module}.LETTERS", 1000)
+    monkeypatch.setattr("sweeperd.outbox.dead_letters.COUNTED", 1000)
     for _ in range(1100):
         client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     status = read_status(settings("billing"), shard)
     assert (status.dead_letters, status.dead_letters_counted) == (1100, False)
-    assert the_endpoint(status, "billing").dead_letters == 1000
+    billing = the_endpoint(status, "billing")
+    assert (billing.dead_letters, billing.dead_letters_counted) == (1000, False)
 
 
 def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) -> None:
@@ -117,7 +116,7 @@ def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) 
     client.hset("sweeperd:circuits", "stale@host-1", circuit.model_copy(update={"at": now - 61_000}).model_dump_json())
     client.hset("sweeperd:circuits", "odd@host-1", "{")
     status = read_status(settings("gone", "busy", "dead", "stale", "odd"), shard)
-    assert [endpoint.state for endpoint in status.endpoints] == ["paused", "muted", "open", "delivering", "delivering"]
+    assert [endpoint.state for endpoint in status.endpoints] == ["paused", "muted", "open", "stopped", "stopped"]
     gone, busy, dead, stale, _ = status.endpoints
     assert (gone.paused_at, gone.paused_reason) == (now, "HTTP 410")
     assert busy.muted_seconds == pytest.approx(60, abs=20)
@@ -142,7 +141,7 @@ def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard:
         for name in ("single", "batches"):
             client.hset("sweeperd:circuits", f"{name}@host-1", note.model_dump_json())
         found = read_status(Settings.model_validate({"webhooks": webhooks | more}), shard).endpoints
-        assert {each.state for each in found} == {"delivering"}
+        assert {each.state for each in found} == {"stopped"}
         assert [bool(each.warning) for each in found] == [each.falling_behind for each in found]
         return [each for each in found if each.falling_behind]
 

@@ -75,7 +75,7 @@ def test_the_chart_has_the_rates_of_the_samples() -> None:
     ]
     (shard,) = status_report(settings("hook"), [(shard_view(), samples)], 30.0)["shards"]
     assert shard["status"]["kinds"][0]["history"]["expired_per_second"] == [1.5, None, 0.0]
-    assert shard["history"]["down"] == [False, True, False]
+    assert shard["history"]["unread"] == [False, True, False]
 
 
 def test_of_many_endpoints_the_healthy_ones_are_grouped() -> None:

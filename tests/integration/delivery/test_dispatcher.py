@@ -446,12 +446,15 @@ def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     outbox.acknowledge("hook", [entry.id for entry in outbox.read("hook", 1000)])
     client.hset("sweeperd:circuits", "hook@dead", "{}")
     expire(client, "waiting", "too")
+    for name in ("hook", "hook", "other"):
+        client.xadd("sweeperd:dead-letters", {"endpoint": name})
     shard.clock.set(1)
     delivery.dispatcher.maintain()
     assert client.xlen(EVENTS) < 300
     assert not client.xinfo_consumers(EVENTS, "hook")
     assert not client.exists("sweeperd:circuits")
     assert delivery.sample("sweeperd_webhook_pending_events") == 2
+    assert delivery.sample("sweeperd_webhook_dead_letters_present") == 2
     assert 0 <= delivery.sample("sweeperd_webhook_oldest_pending_seconds") < 60
     assert delivery.sample("sweeperd_endpoint_state", state="delivering") == 1
     EndpointStateStore(shard).pause("hook", "moving house")

@@ -110,13 +110,14 @@ def test_series_are_there_before_anything_happens() -> None:
 
 def test_what_waits_is_the_sum_and_the_oldest_of_all_shards() -> None:
     metrics = Metrics()
-    metrics.webhooks.waiting("eu", "billing", 3, 7.5)
-    metrics.webhooks.waiting("us", "billing", 4, 60.0)
+    metrics.webhooks.waiting("eu", "billing", 3, 7.5, dead_letters=2)
+    metrics.webhooks.waiting("us", "billing", 4, 60.0, dead_letters=1)
     metrics.webhooks.waiting("us", "audit", 1, 2.0)
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 7.0' in text
     assert 'sweeperd_webhook_oldest_pending_seconds{endpoint="billing"} 60.0' in text
     assert 'sweeperd_webhook_pending_events{endpoint="audit"} 1.0' in text
+    assert 'sweeperd_webhook_dead_letters_present{endpoint="billing"} 3.0' in text
     metrics.webhooks.waiting("us", "billing", 0, 0.0)
     text = exposed(metrics)
     assert 'sweeperd_webhook_pending_events{endpoint="billing"} 3.0' in text

@@ -25,6 +25,8 @@ from sweeperd.runtime.process import Role, hung_up, importing, in_own_process, r
 _COMMANDS = {
     "demo": "Show the whole job live, on a temporary Redis.",
     "prove": "Prove that a configured kind loses and invents nothing.",
+    "init": "Write a first config.toml and a secret.",
+    "config": "Print the settings in effect, or their JSON schema.",
     "check": "Check the configuration, Redis and the endpoints.",
     "acl": "Print the rights in Redis that these settings need.",
     "status": "Show the backlog, undelivered events, and what needs attention.",

@@ -34,7 +34,7 @@ def command(symmetric: bool, out: Path | None, as_json: bool) -> None:
         made = {"private_key": private, "public_key": public}
     if out is not None:
         kept, *_ = made
-        _write_secret(out, made.pop(kept))
+        write_new(out, made.pop(kept) + "\n", 0o600)
         made["file"] = str(out)
     if as_json:
         click.echo(json.dumps(made))
@@ -43,11 +43,12 @@ def command(symmetric: bool, out: Path | None, as_json: bool) -> None:
         click.echo(f"written to {text}" if name == "file" else text, err=name == "file")
 
 
-def _write_secret(path: Path, secret: str) -> None:
+def write_new(path: Path, text: str, mode: int) -> None:
+    """Write a file that does not exist yet. Exits if it does, or if it cannot be written."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secret + "\n")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+            file.write(text)
     except FileExistsError:
-        fail(f"{path} exists and may hold a key in use; choose another file", Exit.USAGE)
+        fail(f"{path} exists and may be in use; choose another file", Exit.USAGE)
     except OSError as error:
         fail(f"{path} cannot be written: {error.strerror}", Exit.FAILED)

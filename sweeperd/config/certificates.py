@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BeforeValidator, ValidationInfo
+from pydantic import BeforeValidator, PlainSerializer, ValidationInfo, WithJsonSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
         context.setdefault("secret_files", set()).add(path)
     try:
         return PemFile(path, hashlib.sha256(path.read_bytes()).hexdigest())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: cannot be read: {getattr(error, 'strerror', 'its name holds a NUL')}") from None
 
 
 def trusted_bundle(environment: Mapping[str, str]) -> PemFile | None:
@@ -63,7 +63,12 @@ def trusted_bundle(environment: Mapping[str, str]) -> PemFile | None:
     return bundle
 
 
-OptionalPemFile = Annotated[PemFile | None, BeforeValidator(_pem_file)]
+OptionalPemFile = Annotated[
+    PemFile | None,
+    BeforeValidator(_pem_file),
+    PlainSerializer(lambda file: "" if file is None else str(file), when_used="json"),
+    WithJsonSchema({"type": "string", "minLength": 1}),
+]
 
 
 class _Encrypted(Exception):

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, field_validator, model_validator
 from pydantic import Field as Checked
 
+from sweeperd.config.secrets import read_text
 from sweeperd.config.templates import (
     ID,
     Command,
@@ -22,7 +23,15 @@ from sweeperd.config.templates import (
     parse_word,
     pattern_of,
 )
-from sweeperd.config.types import PositiveDuration, PositiveRetention, Retention, Section, milliseconds
+from sweeperd.config.types import (
+    PositiveDuration,
+    PositiveRetention,
+    Retention,
+    Section,
+    as_text,
+    matching,
+    milliseconds,
+)
 
 #: Names that could be mistaken for sweeperd's own.
 RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"}
@@ -45,22 +54,28 @@ def _script_text(value: object, info: ValidationInfo) -> object:
     if not isinstance(value, str) or not value.startswith("file:"):
         raise ValueError('must name a Lua file: "file:PATH"')
     path = Path((info.context or {}).get("directory", "."), value.removeprefix("file:"))
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ValueError(f"{path} cannot be read: {reason}") from None
+    text = read_text(path)
     if len(text.encode()) > MAX_SCRIPT:
         raise ValueError(f"{path} is longer than {MAX_SCRIPT} bytes")
     return text
 
 
-ScriptText = Annotated[str | None, BeforeValidator(_script_text)]
-Name = Annotated[str, Checked(pattern=r"^[a-z][a-z0-9-]{0,63}$")]
+ScriptText = Annotated[
+    str | None,
+    BeforeValidator(_script_text),
+    *as_text("^file:.", lambda text: f"({len(text)} characters of Lua)"),
+]
+Name = Annotated[
+    str, *matching(r"^[a-z][a-z0-9-]{0,63}$", "must be up to 64 lower-case letters, digits and `-`, a letter first")
+]
 Text = Annotated[str, Checked(min_length=1)]
 #: One value of a field, or several.
 Values = Annotated[
-    list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value), Checked(min_length=1)
+    list[str],
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=Text | list[Text]
+    ),
+    Checked(min_length=1),
 ]
 
 

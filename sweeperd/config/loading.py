@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,13 +32,66 @@ JSON_KEYS = (["shards"], ["kinds"], ["webhooks", "endpoints"], ["http", "hosts"]
 _KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*")
 
 
-def explain(error: ValidationError, source: str) -> str:
-    """One line for each problem, without the values of settings. `source` is the file, or ENVIRONMENT."""
-    return "\n".join(f"{source}: {_key(detail, source)}: {_problem(detail, source)}" for detail in error.errors())
+#: The error of the validator -> our words.
+_WORDS = {
+    "missing": "is missing",
+    "too_long": "has {actual_length} items; up to {max_length} are allowed",
+    "too_short": "must not be empty",
+    "string_too_short": "must not be empty",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+    "finite_number": "must be a number",
+}
+#: The same by the first word of the error, which is the expected type.
+_TYPES = {
+    "string": "must be text",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "list": "must be a list",
+    "dict": "must be a table",
+    "model": "must be a table",
+}
 
 
-def _key(detail: ErrorDetails, source: str) -> str:
-    place = detail["loc"]
+def explain(error: ValidationError, source: str, data: Mapping[str, Any]) -> str:
+    """
+    One line for each problem, without the values of settings. `source` is the file, or ENVIRONMENT; `data` is what was
+    validated.
+    """
+    lines: dict[tuple[int | str, ...], list[str]] = {}
+    for detail in error.errors(include_url=False, include_input=False):
+        lines.setdefault(_place(detail, data), []).append(_problem(detail, source))
+    # Where a value may have several forms, each has its error. The form that fits furthest is the one that was meant.
+    furthest = {place for place in lines if not any(place == other[: len(place)] != other for other in lines)}
+    said = ((place, problem) for place in lines if place in furthest for problem in _joined(lines[place]))
+    return "\n".join(f"{source}: {_key(place, source)}: {problem}" for place, problem in said)
+
+
+def _place(detail: ErrorDetails, data: Any) -> tuple[int | str, ...]:
+    """Where the error is, without the names of the forms that the validator tried."""
+    place: list[int | str] = []
+    fields = {name.rpartition(".")[2] for name in _known(Settings)}
+    for part in detail["loc"]:
+        if isinstance(data, Mapping) and (part in data or part in fields):
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int):
+            data = data[part]
+        else:
+            continue
+        place.append(part)
+    return tuple(place)
+
+
+def _joined(problems: Sequence[str]) -> Iterable[str]:
+    if len(problems) > 1 and all(problem.startswith("must be ") for problem in problems):
+        return [" or ".join(dict.fromkeys(problems)).replace(" or must be ", " or ")]
+    return dict.fromkeys(problems)
+
+
+def _key(place: Sequence[int | str], source: str) -> str:
     if source == ENVIRONMENT:
         # A list is one variable with JSON, so the place within the list follows the variable's name.
         names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
@@ -54,8 +107,15 @@ def _path(place: Sequence[int | str]) -> str:
 
 
 def _problem(detail: ErrorDetails, source: str) -> str:
-    if detail["type"] != "extra_forbidden":
-        return detail["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    kind = detail["type"]
+    if kind == "value_error":
+        return detail["msg"].removeprefix("Value error, ")
+    if kind != "extra_forbidden":
+        words = _WORDS.get(kind) or _TYPES.get(kind.partition("_")[0], "is not a valid value")
+        limits = detail.get("ctx", {}).items()
+        return words.format(
+            **{name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits}
+        ).replace("'", '"')
     names = [part for part in detail["loc"] if isinstance(part, str)]
     close = difflib.get_close_matches(".".join(names), _known(Settings), 1)
     if not close:
@@ -97,9 +157,7 @@ def load(
     and apply the environment's overrides. Without `secrets`, the endpoints' secrets in files and variables are not
     read: their files may be missing, but nothing can be signed. Raises ConfigError.
     """
-    if path is None:
-        named = environment.get(CONFIG_VARIABLE)
-        path = Path(named) if named else next((place for place in places if place.exists()), None)
+    path = find_file(path, environment, places)
     data = _read(path) if path else {}
     context: dict[str, Any] = {
         "environment": environment,
@@ -112,13 +170,13 @@ def load(
         # A file has types, which must be right. A value from the environment is text.
         settings = Settings.model_validate(data, strict=True, context=context)
     except ValidationError as error:
-        raise ConfigError(explain(error, str(path))) from None
-    overrides = _overrides(environment)
-    if overrides:
+        raise ConfigError(explain(error, str(path), data)) from None
+    if given := overrides(environment):
+        data = _merge(data, given)
         try:
-            settings = Settings.model_validate(_merge(data, overrides), context=context)
+            settings = Settings.model_validate(data, context=context)
         except ValidationError as error:
-            raise ConfigError(explain(error, ENVIRONMENT)) from None
+            raise ConfigError(explain(error, ENVIRONMENT, data)) from None
     bundle = None
     if secrets and any(each.trusts_the_environment for each in settings.webhooks.endpoints):
         try:
@@ -136,18 +194,53 @@ def load(
     return settings
 
 
+def find_file(
+    path: Path | None, environment: Mapping[str, str] = os.environ, places: Sequence[Path] = CONFIG_PLACES
+) -> Path | None:
+    """The settings file that `load` reads, if any."""
+    if path is None:
+        named = environment.get(CONFIG_VARIABLE)
+        path = Path(named) if named else next((place for place in places if place.exists()), None)
+    return path
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8") from None
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{path}: begins with a byte order mark; save it as UTF-8 without one")
+    try:
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: is not TOML: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: {_last_key(text)}: {_too_much(error)}") from None
 
 
-def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
+def _last_key(text: str) -> str:
+    """The key of a value that tomllib cannot hold. It doesn't report the place, so the lines before it are read."""
+    lines = text.splitlines(keepends=True)
+    for end in range(1, len(lines) + 1):
+        try:
+            tomllib.loads("".join(lines[:end]))
+        except tomllib.TOMLDecodeError:
+            continue  # within a value of several lines
+        except (ValueError, RecursionError):
+            break
+    before = "".join(lines[:end])
+    table, key = (re.findall(form, before, re.MULTILINE) for form in (r"^\s*\[+([\w.-]+)\]+", r"^\s*([\w.-]+)\s*="))
+    return ".".join([*table[-1:], *key[-1:]]) or "settings"
+
+
+def _too_much(error: ValueError | RecursionError) -> str:
+    return "is nested too deeply" if isinstance(error, RecursionError) else "holds a number of too many digits"
+
+
+def overrides(environment: Mapping[str, str]) -> dict[str, Any]:
     """The environment's overrides, nested like the settings."""
     found: dict[str, Any] = {}
     for name, text in environment.items():
@@ -162,6 +255,8 @@ def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
                 value = json.loads(text)
             except json.JSONDecodeError as error:
                 raise ConfigError(f"{ENVIRONMENT}: {name}: is not JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise ConfigError(f"{ENVIRONMENT}: {name}: {_too_much(error)}") from None
         place = found
         for part in key[:-1]:
             place = place.setdefault(part, {})

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationInfo
+from pydantic import SecretStr, ValidationInfo
 
 from sweeperd.webhook_keys import PRIVATE, PUBLIC, SEED, SHARED
 
@@ -26,17 +26,23 @@ def fetched(value: object, info: ValidationInfo) -> object:
     context = info.context or {}
     environment: Mapping[str, str] = context.get("environment", os.environ)
     if path := _path(value, context):
-        try:
-            return path.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise ValueError(f"the file {path} cannot be read: {reason}") from None
+        return read_text(path).strip()
     if value.startswith("env:"):
         variable = value.removeprefix("env:")
         if variable not in environment:
             raise ValueError(f"the environment has no variable {variable}")
         return environment[variable]
     return value
+
+
+def read_text(path: Path) -> str:
+    """The content of a file that a setting names. Raises ValueError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        other = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "its name holds a NUL"
+        reason = error.strerror if isinstance(error, OSError) else other
+        raise ValueError(f"the file {path} cannot be read: {reason}") from None
 
 
 def _path(value: str, context: Mapping[str, Any]) -> Path | None:
@@ -65,8 +71,13 @@ def fetched_secret(value: object, info: ValidationInfo) -> object:
 
 def unread(value: object, info: ValidationInfo) -> bool:
     """Whether the value is a reference and the loading command needs no secrets."""
-    elsewhere = isinstance(value, str) and value.startswith(("file:", "env:", "credential:"))
-    return elsewhere and not (info.context or {}).get("secrets", True)
+    return is_reference(value) and not (info.context or {}).get("secrets", True)
+
+
+def is_reference(value: object) -> bool:
+    """Whether the value names the place of a secret."""
+    text = value.get_secret_value() if isinstance(value, SecretStr) else value
+    return isinstance(text, str) and text.startswith(("file:", "env:", "credential:"))
 
 
 #: White space and invisible characters, such as a byte order mark, that editors leave around a secret.

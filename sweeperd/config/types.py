@@ -1,11 +1,22 @@
 """Validates the values that several sections have: durations, names and addresses."""
 
 import re
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from sweeperd import redis_url
 from sweeperd.config.secrets import fetched, fetched_secret, unread
@@ -13,7 +24,7 @@ from sweeperd.config.secrets import fetched, fetched_secret, unread
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: The present time plus a duration must stay within what Redis and Python can hold.
 _YEAR = timedelta(days=365)
-_DURATION = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
+DURATION = r"(\d{1,9})(ms|s|m|h|d)"
 _PERCENTAGE = re.compile(r"(\d{1,9})%")
 
 
@@ -27,7 +38,7 @@ def parse_duration(value: object) -> timedelta:
     """Raises ValueError if the value is not a duration."""
     if isinstance(value, timedelta):
         return value
-    if not isinstance(value, str) or not (match := _DURATION.fullmatch(value)):
+    if not isinstance(value, str) or not (match := re.fullmatch(DURATION, value)):
         raise ValueError('must be a duration such as "250ms", "5s", "10m", "72h" or "30d"')
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
@@ -53,20 +64,61 @@ def _positive(value: timedelta) -> timedelta:
     return value
 
 
+def duration_text(value: timedelta) -> str:
+    """The shortest text that `parse_duration` reads."""
+    ms = milliseconds(value)
+    unit = next(unit for unit in reversed(_UNITS) if ms % milliseconds(timedelta(**{_UNITS[unit]: 1})) == 0)
+    return f"{ms // milliseconds(timedelta(**{_UNITS[unit]: 1}))}{unit if ms else 's'}"
+
+
+def as_text(pattern: str, show: Callable[[Any], str] = str) -> tuple[Any, Any]:
+    """The JSON schema of a setting that is written as text, and how to show its value as text."""
+    shown = PlainSerializer(lambda value: "" if value is None else show(value), when_used="json")
+    return WithJsonSchema({"type": "string", "pattern": pattern}), shown
+
+
+def matching(pattern: str, words: str) -> tuple[Any, Any]:
+    """Checks that a text matches the pattern, with these words in the error instead of the pattern."""
+
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(words)
+        return text
+
+    return AfterValidator(check), WithJsonSchema({"type": "string", "pattern": pattern})
+
+
+_WRITTEN = as_text(f"^{DURATION}$", duration_text)
 #: A time-out or an interval.
-Duration = Annotated[timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, _YEAR))]
+Duration = Annotated[
+    timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, _YEAR)), *_WRITTEN
+]
 PositiveDuration = Annotated[Duration, AfterValidator(_positive)]
 #: How long something is kept, or counts.
 Retention = Annotated[
-    timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, 100 * _YEAR))
+    timedelta, BeforeValidator(parse_duration), AfterValidator(lambda value: _bounded(value, 100 * _YEAR)), *_WRITTEN
 ]
 PositiveRetention = Annotated[Retention, AfterValidator(_positive)]
 #: "" turns the setting off: None.
-OptionalDuration = Annotated[PositiveDuration | None, BeforeValidator(lambda value: None if value == "" else value)]
+OptionalDuration = Annotated[
+    PositiveDuration | None,
+    BeforeValidator(lambda value: None if value == "" else value),
+    *as_text(f"^({DURATION})?$", duration_text),
+]
 #: A share in percent, such as 110; "" turns the setting off: None.
-OptionalPercentage = Annotated[Annotated[int, Field(ge=1, le=1000)] | None, BeforeValidator(_percentage)]
+OptionalPercentage = Annotated[
+    Annotated[int, Field(ge=1, le=1000)] | None,
+    BeforeValidator(_percentage),
+    *as_text(f"^({_PERCENTAGE.pattern})?$", "{}%".format),
+]
 #: A name in metrics, in log lines and in the names of consumer groups.
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Identifier = Annotated[
+    str,
+    *matching(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        "must be up to 64 letters, digits and `._-`, and begin with a letter or a digit",
+    ),
+]
 
 
 class Section(BaseModel):
@@ -115,10 +167,23 @@ def _proxy_url(value: SecretStr) -> SecretStr:
     return value
 
 
+def _shown_host(secret: SecretStr) -> str:
+    """The URL without user, password, path and query, which may be credentials."""
+    url = urlsplit(secret.get_secret_value())
+    return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{'/…' if url.path.strip('/') or url.query else ''}"
+
+
 #: The name of a host, without port.
-HostName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$")]
-RedisUrl = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_redis_url)]
-HttpUrl = Annotated[SecretStr, AfterValidator(_http_url)]
+HostName = Annotated[
+    str, *matching(r"^[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})$", "must be the name of a host, without a port")
+]
+RedisUrl = Annotated[
+    SecretStr,
+    BeforeValidator(fetched),
+    AfterValidator(_redis_url),
+    PlainSerializer(lambda url: redis_url.parse(url.get_secret_value()).shown, when_used="json"),
+]
+HttpUrl = Annotated[SecretStr, AfterValidator(_http_url), PlainSerializer(_shown_host, when_used="json")]
 #: The URL may hold a password, so it may be a reference to a file or to the environment.
 OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | None, BeforeValidator(_proxy)]
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    PlainSerializer,
     SecretStr,
     TypeAdapter,
     ValidationError,
@@ -16,8 +17,19 @@ from pydantic import (
 )
 
 from sweeperd.config.certificates import OptionalPemFile, PemFile, check_certificates, check_key
-from sweeperd.config.secrets import check_secret, clean_secret, fetched_secret, unread
-from sweeperd.config.types import HttpUrl, Identifier, OptionalProxyUrl, PositiveDuration, PositiveRetention, Section
+from sweeperd.config.secrets import check_secret, clean_secret, fetched_secret, is_reference, unread
+from sweeperd.config.types import (
+    DURATION,
+    HttpUrl,
+    Identifier,
+    OptionalProxyUrl,
+    PositiveDuration,
+    PositiveRetention,
+    Section,
+    as_text,
+    duration_text,
+    matching,
+)
 
 #: The types of operational events, which are created only if an endpoint names them.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
@@ -57,15 +69,28 @@ def _start(value: object) -> object:
 
 
 #: An event type (`reservation.expired`) or a category (`reservation`).
-EventName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$")]
+EventName = Annotated[
+    str,
+    *matching(
+        r"^[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*$", 'must be an event type or a category, such as "reservation.expired"'
+    ),
+]
 #: A scope, or a prefix of scopes followed by `*`.
-ScopePattern = Annotated[str, Field(pattern=r"^(\*|[^*]+\*?)$")]
+ScopePattern = Annotated[str, *matching(r"^(\*|[^*]+\*?)$", "must be a scope; `*` may only be its last character")]
 #: The format of an event: sweeperd's own JSON object, or a CloudEvent 1.0 in structured mode.
 Format = Literal["event", "cloudevents"]
 #: Where the group of a new endpoint starts: now, at the beginning of the stream, or this long ago.
-Start = Annotated[Literal["now", "beginning"] | timedelta, BeforeValidator(_start)]
+Start = Annotated[
+    Literal["now", "beginning"] | timedelta,
+    BeforeValidator(_start),
+    *as_text(f"^(now|beginning|{DURATION})$", lambda start: start if isinstance(start, str) else duration_text(start)),
+]
 #: The cleaned text, which each kind of signature decodes in its own way.
-WebhookSecret = Annotated[SecretStr, BeforeValidator(_secret)]
+WebhookSecret = Annotated[
+    SecretStr,
+    BeforeValidator(_secret),
+    PlainSerializer(lambda value: value.get_secret_value() if is_reference(value) else str(value), when_used="json"),
+]
 
 
 class EndpointSettings(Section):

@@ -5,7 +5,7 @@ documents in docs/schemas.
 
 import functools
 import json
-import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,13 @@ from prometheus_client.metrics import MetricWrapperBase
 from pydantic.json_schema import GenerateJsonSchema
 
 from sweeperd.cli.app import main
+from sweeperd.cli.config import ConfigDocument
 from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocument
 from sweeperd.cli.dry_run import DryRunDocument
 from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.cli.replay import ReplaysDocument
+from sweeperd.config import Settings
+from sweeperd.config.example import examples
 from sweeperd.document import Document
 from sweeperd.metrics import KeptCounter, LogLines, Metrics
 from sweeperd.ops.acl import AclDocument
@@ -49,13 +52,10 @@ EXAMPLE = ROOT / "config.example.toml"
 #: The width of the help texts.
 WIDTH = 100
 
-_TABLE = re.compile(r"#?(\[+)([\w.]+)\]+")
-_KEY = re.compile(r"#?(\w+) = .*")
-
 
 def made() -> list[Path]:
     """The paths of the generated pages."""
-    schemas = [*DOCUMENTS, "webhook", "expired"]
+    schemas = [*DOCUMENTS, "webhook", "expired", "config"]
     return [
         REFERENCE / "metrics.md",
         REFERENCE / "cli.md",
@@ -69,6 +69,7 @@ def pages() -> dict[Path, str]:
     schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
     schemas[SCHEMAS / "webhook.schema.json"] = webhook_schema()
     schemas[SCHEMAS / "expired.schema.json"] = expired_schema()
+    schemas[SCHEMAS / "config.schema.json"] = config_schema()
     return {REFERENCE / "metrics.md": metrics_page(), REFERENCE / "cli.md": cli_page()} | schemas
 
 
@@ -142,17 +143,46 @@ def _section(context: click.Context) -> str:
 
 def settings() -> Iterator[tuple[str, str]]:
     """Key and comment of each setting in config.example.toml."""
-    table, comment = "", list[str]()
-    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
-        if found := _TABLE.fullmatch(line):
-            table, comment = found[2] + ("[]." if found[1] == "[[" else "."), []
-        elif line.startswith("# "):
-            comment.append(line.removeprefix("# "))
-        elif found := _KEY.match(line):
-            yield table + found[1], " ".join(comment)
-            comment = []
-        elif not line:
-            comment = []
+    for each in examples():
+        yield each.place, " ".join(line.removeprefix("# ") for line in each.comment)
+
+
+class _ConfigSchema(GenerateJsonSchema):
+    """Without the titles and defaults of pydantic."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+    def default_schema(self, schema: Any) -> Any:
+        return self.generate_inner(schema["schema"])
+
+
+def config_schema() -> str:
+    """The schema of the settings file: types of the models, texts and defaults of the example."""
+    schema = _without_null(Settings.model_json_schema(schema_generator=_ConfigSchema))
+    definitions = schema.pop("$defs")
+    for part in definitions.values():
+        part.pop("title"), part.pop("description", None)
+    defaults = tomllib.loads(EXAMPLE.read_text(encoding="utf-8"))
+    for key, text in settings():
+        *tables, name = key.split(".")
+        place, default = schema, defaults
+        for table in tables:
+            found = place["properties"][table.removesuffix("[]")]
+            place = definitions[found.get("items", found)["$ref"].rpartition("/")[2]]
+            default = default.get(table, {})
+        place["properties"][name] |= {"description": text} | ({"default": default[name]} if name in default else {})
+    return _written(schema | {"title": "The settings of sweeperd", "description": "TOML."}, definitions)
+
+
+def _without_null(schema: Any) -> Any:
+    """TOML has no null."""
+    if isinstance(schema, list):
+        return [_without_null(item) for item in schema if item != {"type": "null"}]
+    if not isinstance(schema, dict):
+        return schema
+    found = {name: _without_null(value) for name, value in schema.items()}
+    return found.pop("anyOf")[0] | found if len(found.get("anyOf", ())) == 1 else found
 
 
 # ---- schemas
@@ -161,6 +191,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "acl": AclDocument,
     "actions": ActionsDocument,
     "check": CheckDocument,
+    "config-print": ConfigDocument,
     "dead-letters-change": DeadLettersChangeDocument,
     "dead-letters-list": DeadLettersDocument,
     "dry-run": DryRunDocument,

@@ -34,11 +34,16 @@ def test_every_example_can_be_asked_for() -> None:
 
 def test_the_files_come_with_the_package(tmp_path: Path) -> None:
     wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    ((source, target),) = wheel["force-include"].items()
     # What a wheel holds, and nothing of the checkout.
     shutil.copytree(ROOT / "sweeperd", tmp_path / "sweeperd", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / source, tmp_path / target)
-    code = "from sweeperd.demo.kind import EXAMPLES; print(EXAMPLES['seat-hold'].directory)"
+    for source, target in wheel["force-include"].items():
+        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+        copy(ROOT / source, tmp_path / target)
+    code = """if True:
+        from sweeperd.config.example import examples, shipped
+        from sweeperd.demo.kind import EXAMPLES
+        assert list(examples()) and shipped("docs/schemas/config.schema.json")
+        print(EXAMPLES['seat-hold'].directory)"""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

@@ -48,8 +48,8 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
             (f'"{name}"', "reserved by sweeperd")
             for name in ("reservation", "reservations", "system", "webhook", "sweeperd")
         ),
-        ('"Seat"', "pattern"),
-        ('"seat_hold"', "pattern"),
+        ('"Seat"', "lower-case"),
+        ('"seat_hold"', "lower-case"),
     ],
     "key": [
         ('"seats"', "{id}"),
@@ -63,7 +63,11 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('"s{id}"', "sweeperd's own"),
         ('"r{id}"', "reservation:* belongs to reservations"),
     ],
-    "index": [('"reservation:ttl"', "that of reservations"), ('"sweeperd:x"', "sweeperd's own"), ('""', "at least 1")],
+    "index": [
+        ('"reservation:ttl"', "that of reservations"),
+        ('"sweeperd:x"', "sweeperd's own"),
+        ('""', "must not be empty"),
+    ],
     "ended": [
         ("{}", "another value"),
         ('{ state = "HELD" }', "another value"),
@@ -73,14 +77,14 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
     ],
     "active": [
         ('{ state = ["HELD", "PAYING"] }', None),
-        ("{ state = [] }", "at least 1"),
+        ("{ state = [] }", "must not be empty"),
         ('{ state = ["HELD", "EXPIRED"] }', "another value"),
     ],
     "over": [
         ('{ other = "SOLD" }', "active"),
         ('{ state = ["SOLD", "HELD"] }', "is active"),
-        ("{ state = [] }", "at least 1"),
-        ("{ state = 1 }", "valid list"),
+        ("{ state = [] }", "must not be empty"),
+        ("{ state = 1 }", "must be a list"),
         ('{ state = ["SOLD", "VOID"] }', None),
         ('{ state = "SOLD" }', None),
     ],
@@ -127,7 +131,7 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('"dismissed_at"', "sweeperd itself"),
     ],
     "retention": [('"7"', "a duration"), ('"36501d"', 'at most "36500d"'), ('"36500d"', None)],
-    "max_writes": [("0", "greater than"), ("65", "less than"), ("1", "max_writes = 1")],
+    "max_writes": [("0", "at least 1"), ("65", "at most 64"), ("1", "max_writes = 1")],
     "grace": [('"-1s"', "a duration"), ('"36501d"', 'at most "36500d"')],
     "max_wait": [('"366d"', 'at most "365d"')],
     "writes": [('["other:*"]', None)],

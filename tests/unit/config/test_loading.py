@@ -35,6 +35,60 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         load(tmp_path, {})
 
 
+@pytest.mark.parametrize(
+    ("text", "key", "problem"),
+    [
+        ("\ufeff[sweep]\nbatch_size = 1\n", "begins with a byte order mark", ""),
+        (f"[sweep]\n# c\nbatch_size = {'9' * 5000}\n", "sweep.batch_size", "too many digits"),
+        (f"[events]\ngroups = [\n{'9' * 5000}\n]", "events.groups", "too many digits"),
+        (f"[[kinds]]\nname = 'a'\n[events]\ngroups = {'[' * 3000}{']' * 3000}\n", "events.groups", "nested too deeply"),
+        (f"x = {'{a=' * 3000}1{'}' * 3000}", "x", "nested too deeply"),
+    ],
+    ids=["mark", "digits", "digits in a list", "lists", "tables"],
+)
+def test_a_value_that_python_cannot_hold(text: str, key: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load(path, {})
+    (line,) = problems(error)
+    assert line.startswith(f"{path}: {key}")
+    assert problem in line
+
+
+KIND = "[[kinds]]\nname = 'a'\nindex = 'i'\nkey = 'k:{id}'\ndeadline = 'd'\nretention = '0s'\n"
+
+
+@pytest.mark.parametrize(
+    ("toml", "expected"),
+    [
+        (KIND + "unless = 5", ["kinds[0].unless: must be text or a list or a table"]),
+        (KIND + "unless = ['a', 1]", ["kinds[0].unless[1]: must be text"]),
+        (KIND + "unless = [[['a']]]", ["kinds[0].unless[0]: must be text"]),
+        (KIND + "unless = { a = 1 }", ["kinds[0].unless.a: must be text"]),
+        (KIND + "give_back = [5]", ["kinds[0].give_back[0]: must be text or a list"]),
+        (KIND + "give_back = [['HINCRBY', 1]]", ["kinds[0].give_back[0][1]: must be text"]),
+        (KIND + "sums = [{ key = 'a' }]", ["kinds[0].sums[0].field: is missing", "kinds[0].sums[0].of: is missing"]),
+        (KIND + "max_writes = 1.5", ["kinds[0].max_writes: must be a whole number"]),
+        (KIND + "protected = 5", ['kinds[0].protected: must be "quarantine" or "expire"']),
+        (ENDPOINT + "max_rate = 0", ["webhooks.endpoints[0].max_rate: must be greater than 0"]),
+        (ENDPOINT + "max_rate = nan", ["webhooks.endpoints[0].max_rate: must be a number"]),
+        (ENDPOINT + "headers = { a = { b = 1 } }", ["webhooks.endpoints[0].headers.a: must be text"]),
+        (ENDPOINT + 'secrets = ["file:a\\u0000b"]', None),
+        (ENDPOINT + 'ca = "a\\u0000b"', None),
+        (
+            "[events]\ngroups = " + json.dumps([str(n) for n in range(65)]),
+            ["events.groups: has 65 items; up to 64 are allowed"],
+        ),
+    ],
+)
+def test_what_the_validator_says_is_said_in_our_words(toml: str, expected: list[str] | None, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(toml)
+    lines = [line.partition("config.toml: ")[2] for line in problems(error)]
+    assert lines == expected if expected else "its name holds a NUL" in lines[0]
+
+
 # ---- where the file is searched
 
 
@@ -139,19 +193,22 @@ def test_environment_goes_before_the_file(config: Load) -> None:
             "unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?",
         ),
         ("SWEEPERD_SWEEEP__INTERVAL", "5s", "SWEEPERD_SWEEEP", "unknown key"),
-        ("SWEEPERD_SWEEP__BATCH_SIZE", "many", "SWEEPERD_SWEEP__BATCH_SIZE", "valid integer"),
-        ("SWEEPERD_SWEEP__BATCH_SIZE", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "greater than or equal to 1"),
-        ("SWEEPERD_SWEEP__BATCH_SIZE__X", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "valid integer"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "many", "SWEEPERD_SWEEP__BATCH_SIZE", "must be a whole number"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "must be at least 1"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE__X", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "must be a whole number"),
         ("SWEEPERD_SWEEP__INTERVAL", "5", "SWEEPERD_SWEEP__INTERVAL", DURATION),
-        ("SWEEPERD_METRICS__TENANT_LABEL", "maybe", "SWEEPERD_METRICS__TENANT_LABEL", "valid boolean"),
+        ("SWEEPERD_METRICS__TENANT_LABEL", "maybe", "SWEEPERD_METRICS__TENANT_LABEL", "must be true or false"),
         ("SWEEPERD_REDIS__URL", "http://x", "SWEEPERD_REDIS__URL", NO_REDIS_URL),
         ("SWEEPERD_SHARDS", "eu", "SWEEPERD_SHARDS", "is not JSON"),
-        ("SWEEPERD_SHARDS", '{"name": "x"}', "SWEEPERD_SHARDS", "valid list"),
-        ("SWEEPERD_SHARDS", '[{"name": "x"}]', "SWEEPERD_SHARDS[0].url: ", "Field required"),
+        ("SWEEPERD_SHARDS", "[" * 100_000, "SWEEPERD_SHARDS", "nested too deeply"),
+        ("SWEEPERD_SHARDS", "9" * 5000, "SWEEPERD_SHARDS", "too many digits"),
+        ("SWEEPERD_SWEEP__BATCH_SIZE", "9" * 5000, "SWEEPERD_SWEEP__BATCH_SIZE", "must be a whole number"),
+        ("SWEEPERD_SHARDS", '{"name": "x"}', "SWEEPERD_SHARDS", "must be a list"),
+        ("SWEEPERD_SHARDS", '[{"name": "x"}]', "SWEEPERD_SHARDS[0].url: ", "is missing"),
         ("SWEEPERD_SHARDS", '[{"name": "x", "url": "redis://a", "prefx": 1}]', "SWEEPERD_SHARDS[0].prefx", "prefix?"),
         ("SWEEPERD_WEBHOOKS__ENDPOINTS", "[{", "SWEEPERD_WEBHOOKS__ENDPOINTS", "is not JSON"),
-        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '{"name": "x"}', "SWEEPERD_WEBHOOKS__ENDPOINTS", "valid list"),
-        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS[0].url: ", "Field required"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '{"name": "x"}', "SWEEPERD_WEBHOOKS__ENDPOINTS", "must be a list"),
+        ("SWEEPERD_WEBHOOKS__ENDPOINTS", '[{"name": "x"}]', "SWEEPERD_WEBHOOKS__ENDPOINTS[0].url: ", "is missing"),
     ],
 )
 def test_an_error_in_the_environment_names_the_variable(

@@ -76,14 +76,14 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             ]
         ),
         (ENDPOINT + "'https://hush@h' = 'x'", "webhooks.endpoints[0].…", "unknown key"),
-        (ENDPOINT + "headers = {'X-Key: hush' = 5}", "webhooks.endpoints[0].headers.…", "valid string"),
+        (ENDPOINT + "headers = {'X-Key: hush' = 5}", "webhooks.endpoints[0].headers.…", "must be text"),
         (ENDPOINT + "secret = 'x'", "webhooks.endpoints[0].secret", "unknown key; did you mean secrets?"),
         *(
-            (f"[sweep]\nbatch_size = {value}", "sweep.batch_size", "valid integer")
+            (f"[sweep]\nbatch_size = {value}", "sweep.batch_size", "must be a whole number")
             for value in ("'1000'", "true", "10.5")
         ),
         *(
-            (f"[{section}]\n{key} = {value}", f"{section}.{key}", "greater than or equal to")
+            (f"[{section}]\n{key} = {value}", f"{section}.{key}", "must be at least")
             for section, key, value in (
                 ("sweep", "batch_size", "0"),
                 ("sweep", "batch_size", "-1"),
@@ -104,8 +104,8 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             for value in ("5", "'5'", "'5 s'", "'5w'", "'0.5s'", "''", "'-5s'")
         ),
         ("[sweep]\ninterval = '0s'", "sweep.interval", "must be longer than 0"),
-        ("[sweep]\naudit_spread = 1.1", "sweep.audit_spread", "less than or equal to 1"),
-        ("[sweep]\naudit_spread = nan", "sweep.audit_spread", "finite number"),
+        ("[sweep]\naudit_spread = 1.1", "sweep.audit_spread", "must be at most 1"),
+        ("[sweep]\naudit_spread = nan", "sweep.audit_spread", "must be a number"),
         ("[sweep]\naudit_retention = '9999999999d'", "sweep.audit_retention", DURATION),
         ("[sweep]\naudit_retention = '36501d'", "sweep.audit_retention", 'at most "36500d"'),
         ("[events]\nretention = '999999999d'", "events.retention", 'at most "36500d"'),
@@ -119,18 +119,18 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT + "start = '36501d'", "webhooks.endpoints[0].start", "or a duration"),
         ("[sweep]\nlease_ttl = 15", "sweep.lease_ttl", DURATION),
         *((f"[sweep]\nlease_ttl = '{value}'", "sweep.lease_ttl", '"10m"') for value in ("0s", "999ms", "11m")),
-        ("sweep = 5", "sweep", "valid dictionary"),
-        ("[keys]\nprefix = 5", "keys.prefix", "valid string"),
-        ("[metrics]\ntenant_label = 'yes'", "metrics.tenant_label", "valid boolean"),
-        ("[metrics]\ntenant_label = 1", "metrics.tenant_label", "valid boolean"),
-        ("[log]\nlevel = 'loud'", "log.level", "must be 'debug', 'info', 'warning' or 'error'"),
-        ("[log]\nformat = 'xml'", "log.format", "must be 'auto', 'text' or 'json'"),
+        ("sweep = 5", "sweep", "must be a table"),
+        ("[keys]\nprefix = 5", "keys.prefix", "must be text"),
+        ("[metrics]\ntenant_label = 'yes'", "metrics.tenant_label", "must be true or false"),
+        ("[metrics]\ntenant_label = 1", "metrics.tenant_label", "must be true or false"),
+        ("[log]\nlevel = 'loud'", "log.level", 'must be "debug", "info", "warning" or "error"'),
+        ("[log]\nformat = 'xml'", "log.format", 'must be "auto", "text" or "json"'),
         ("[reconcile]\ninterval = '0s'", "reconcile.interval", "longer than 0"),
         ("[reconcile]\ninterval = 'daily'", "reconcile.interval", "a duration"),
         ("[http]\nlisten = '9464'", "http.listen", 'must be "host:port"'),
         ("[http]\nlisten = 'localhost:http'", "http.listen", '"host:port"'),
-        ("[events]\ngroups = ['_replay.x']", "events.groups[0]", "match pattern"),
-        ("[http]\nhosts = ['sweeperd:9464']", "http.hosts[0]", "match pattern"),
+        ("[events]\ngroups = ['_replay.x']", "events.groups[0]", "must be "),
+        ("[http]\nhosts = ['sweeperd:9464']", "http.hosts[0]", "must be "),
         ("[http]\nlisten = 'localhost:65536'", "http.listen", "65535"),
         *(
             (f"[redis]\nurl = '{url}'", "redis.url", NO_REDIS_URL)
@@ -140,16 +140,16 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             )
         ),
         ("[redis]\nurl = 'redis://127.0.0.1:66000/0'", "redis.url", "65535"),
-        ("[redis]\nurl = 5", "redis.url", "valid string"),
+        ("[redis]\nurl = 5", "redis.url", "must be text"),
         ("[webhooks]\nbackoff_initial = '5s'\nbackoff_max = '4s'", "webhooks", "backoff_max is shorter than"),
         ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
         (ENDPOINT + "redelivery_max = '29s'", "webhooks", "redelivery_max of the endpoint billing is shorter"),
-        ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "valid list"),
+        ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "must be a list"),
         (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),
         (ENDPOINT + "balances = true", "settings", "events.balances"),
-        (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "should match pattern"),
-        (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "should match pattern"),
-        (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "Field required"),
+        (ENDPOINT.replace('"billing"', '"bill ing"'), "webhooks.endpoints[0].name", "must be "),
+        (ENDPOINT.replace('"billing"', '""'), "webhooks.endpoints[0].name", "must be "),
+        (ENDPOINT.replace("name", "nom"), "webhooks.endpoints[0].name", "is missing"),
         (ENDPOINT.replace("https:", "ftp:"), "webhooks.endpoints[0].url", NO_HTTP_URL),
         *(
             (ENDPOINT.replace(before, after), "webhooks.endpoints[0].url", BLANK_URL)
@@ -169,10 +169,10 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
             (ENDPOINT + f"{key} = []", f"webhooks.endpoints[0].{key}", "empty list")
             for key in ("events", "scopes", "tenants")
         ),
-        (ENDPOINT + "events = ['Reservation Expired']", "webhooks.endpoints[0].events[0]", "should match pattern"),
-        (ENDPOINT + "scopes = ['tenant:*/x']", "webhooks.endpoints[0].scopes[0]", "should match pattern"),
-        (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "valid list"),
-        (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "valid list"),
+        (ENDPOINT + "events = ['Reservation Expired']", "webhooks.endpoints[0].events[0]", "must be "),
+        (ENDPOINT + "scopes = ['tenant:*/x']", "webhooks.endpoints[0].scopes[0]", "must be "),
+        (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "must be a list"),
+        (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "must be a list"),
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
         (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "' ' is not allowed"),
         (ENDPOINT + "headers = {'' = 'x'}", "webhooks.endpoints[0].headers", "a header without a name"),

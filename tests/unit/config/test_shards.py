@@ -58,9 +58,9 @@ def test_an_event_is_known_by_its_shard(config: Load) -> None:
         ("[redis]\nurl = 'redis://x'\n" + SHARDS, "settings", "redis.url and [[shards]] cannot both be set"),
         ("[keys]\nprefix = ''\n" + SHARDS, "settings", "keys.prefix and [[shards]] cannot both be set"),
         (SHARDS.replace('"us"', '"eu"'), "settings", "two shards are named eu"),
-        (SHARDS.replace('"us"', '"u s"'), "shards[1].name", "should match pattern"),
-        (SHARDS.replace('name = "us"', ""), "shards[1].name", "Field required"),
-        (SHARDS.replace('url = "redis://eu/0"', ""), "shards[0].url", "Field required"),
+        (SHARDS.replace('"us"', '"u s"'), "shards[1].name", "must be "),
+        (SHARDS.replace('name = "us"', ""), "shards[1].name", "is missing"),
+        (SHARDS.replace('url = "redis://eu/0"', ""), "shards[0].url", "is missing"),
         (SHARDS.replace("redis://eu", "http://eu"), "shards[0].url", NO_REDIS_URL),
         (SHARDS + "timeout = '5s'", "shards[1].timeout", "unknown key"),
         (

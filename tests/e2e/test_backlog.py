@@ -28,7 +28,7 @@ run()
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_backlog(server: Server, client: redis.Redis) -> None:
-    small, large = (peak_memory(server, client, entries) for entries in (1500, 30_000))
+    small, large = (peak_memory(server, client, entries) for entries in (1000, 10_000))
     assert large < 1.2 * small
 
 

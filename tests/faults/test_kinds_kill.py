@@ -105,7 +105,7 @@ def test_on_one_redis(server: Server, tmp_path: Path) -> None:
         killed_again_and_again(url, client, "", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_in_a_cluster(topology_binary: Binary, tmp_path: Path) -> None:
     prefix = "{tenant-a}:"

@@ -14,9 +14,6 @@ from tests.support.servers import binaries
 pytest.importorskip("greenlet")
 pytest.importorskip("lupa")
 
-pytestmark = pytest.mark.slow
-
-
 #: Seeds that have found a fault of sweeperd, and their minutes: they stay.
 FAILED = {
     # The only due entry ended between ZCOUNT and ZRANGE: the gauges of the backlog failed, and with them the sweep.
@@ -42,6 +39,7 @@ def digests(output: str) -> list[str]:
     return re.findall(r"trace ([0-9a-f]+)", output)
 
 
+@pytest.mark.slow
 def test_a_seed_decides_every_command() -> None:
     first, second = simulate("--seed", "11", "--minutes", "1"), simulate("--seed", "11", "--minutes", "1")
     assert first.returncode == 0, first.stdout + first.stderr
@@ -49,23 +47,27 @@ def test_a_seed_decides_every_command() -> None:
     assert digests(first.stdout) == digests(second.stdout) != digests(simulate("--seed", "12", "--minutes", "1").stdout)
 
 
+@pytest.mark.slow
 def test_fixed_seeds_hold() -> None:
     done = simulate("--seeds", "1..2", "--minutes", "1")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("seed", FAILED)
 def test_seeds_that_have_failed_hold(seed: int) -> None:
     done = simulate("--seed", str(seed), "--minutes", FAILED[seed])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_each_bug_can_still_be_planted() -> None:
     """The scripts may have changed since; what cannot be planted would fail each seed, and count as found."""
     lines = "from proof.simulation.planted import PLANTED, plant; [plant(name) for name in PLANTED]"
     subprocess.run([sys.executable, "-c", lines], check=True)
 
 
+@pytest.mark.slow
 def test_a_planted_bug_is_found_and_told() -> None:
     done = simulate("--seeds", "1..3", "--minutes", "1", "--plant", "event-twice")
     assert done.returncode == 1
@@ -73,12 +75,14 @@ def test_a_planted_bug_is_found_and_told() -> None:
     assert "EVALSHA sweep/expire" in done.stdout, "the last commands"
 
 
+@pytest.mark.release
 def test_without_faults_each_event_comes_once() -> None:
     done = simulate("--seeds", "1..3", "--minutes", "1", "--clean")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" (0 again)") == 3
 
 
+@pytest.mark.release
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for the clock of the servers")
 @pytest.mark.skipif(not binaries(), reason="no Redis server")
 def test_real_servers_answer_as_fakeredis_does(tmp_path: Path) -> None:

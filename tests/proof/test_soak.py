@@ -15,7 +15,6 @@ from tests.support.servers import binaries
 SEED = os.environ.get("SWEEPERD_CHAOS_SEED", str(random.randrange(2**32)))
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(900),  # the load, and the limits of the waits after it
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the state of a process is read on Linux only"),
     pytest.mark.skipif(not binaries(), reason="there is no Redis server"),
@@ -28,11 +27,13 @@ def soak(directory: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.release
 def test_half_a_minute_of_load_leaves_the_books_in_order(tmp_path: Path) -> None:
     soak(tmp_path, "--minutes", "0.5")
     assert (tmp_path / "soak.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
 def test_half_a_minute_of_faults_loses_and_doubles_nothing(tmp_path: Path) -> None:
     print(f"SWEEPERD_CHAOS_SEED={SEED}")

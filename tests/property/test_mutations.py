@@ -86,7 +86,7 @@ MUTATIONS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_is_caught(mutation: str, client: redis.Redis, server: Server) -> None:
     broken, text, instead = MUTATIONS[mutation]

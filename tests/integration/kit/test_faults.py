@@ -14,8 +14,6 @@ from sweeperd.store import Keys, embedded
 from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault
 from tests.support.builders import configured_kind
 
-pytestmark = pytest.mark.slow
-
 EXAMPLES = Path(__file__).parents[3] / "examples"
 #: The faults that the kit does not see, and why.
 NOT_CAUGHT = {
@@ -46,7 +44,14 @@ def caught(fault: Fault) -> str:
 ALL = [*FAULTS, *MORE, *UNSEEN_BEFORE]
 
 
-@pytest.mark.parametrize("fault", ALL, ids=lambda fault: f"{fault.example}: {fault.name}")
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, id=f"{fault.example}: {fault.name}", marks=mark)
+        for mark, faults in ((pytest.mark.release, FAULTS), (pytest.mark.slow, MORE + UNSEEN_BEFORE))
+        for fault in faults
+    ],
+)
 def test_the_kit_catches_it(fault: Fault) -> None:
     if fault.name in SEEN_ON_7 and embedded.binaries()[0].numbers < (7, 0):
         pytest.skip("Redis 6.2 cannot be asked for a right")

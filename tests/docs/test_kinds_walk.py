@@ -1,8 +1,6 @@
 """The pages about kinds, word for word in a fresh directory: from nothing to a swept kind."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -14,12 +12,12 @@ import redis
 from sweeperd.config import load
 from sweeperd.config.templates import FORMS
 from sweeperd.kit.samples import read_samples
-from tests.support.documents import ROOT
+from tests.docs.shell import typed
+from tests.support.documents import DOCS, ROOT
 from tests.support.servers import Server
 from tests.support.streams import entries
 
-DOCS = ROOT / "docs"
-WALK = (DOCS / "tutorial" / "first-kind.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 WAITING = (DOCS / "how-to" / "waiting-list.md").read_text(encoding="utf-8")
 KIT = (DOCS / "explanation" / "kit.md").read_text(encoding="utf-8")
 KINDS = (DOCS / "reference" / "kinds.md").read_text(encoding="utf-8")
@@ -29,54 +27,15 @@ def blocks(language: str, text: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def walked(text: str, server: Server, tmp_path: Path) -> list[str]:
-    """The commands of this text, typed in a directory with its settings; what each has printed."""
-    if shutil.which("redis-cli") is None:
-        pytest.skip("redis-cli is not installed")
-    (settings,) = blocks("toml", text)
-    (tmp_path / "config.toml").write_text(settings)
-    env = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "SWEEPERD_REDIS__URL": server.url,
-    }
-    printed = []
-    for block in blocks("console", text):
-        for line in block.splitlines():
-            command = line.removeprefix("$ ").replace("redis-cli", f"redis-cli -p {server.port}")
-            done = subprocess.run(
-                ["/bin/sh", "-c", command],
-                cwd=tmp_path,
-                env=env,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
-            assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
-            printed.append(done.stdout)
-    return printed
-
-
-def test_the_walk_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    printed = walked(WALK, server, tmp_path)
-    assert "FAILED" not in printed[0]
-    assert printed[0].count("ok ") > 10
-    *_, seats, events = printed
-    assert seats.split() == ["10", "0"]
-    assert "seat-hold.expired" in events
-    assert client.hget("seats:hold:h1", "state") == b"EXPIRED"
-
-
 @pytest.mark.slow
 def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    (script,) = blocks("lua", WAITING)
+    (script,), (settings,) = blocks("lua", WAITING), blocks("toml", WAITING)
     (tmp_path / "offer.lua").write_text(script)
-    proof, _, _, to_ada, _, to_bob, *_, offer, line = walked(WAITING, server, tmp_path)
-    assert "FAILED" not in proof
-    assert "a protected entry stays" in proof
-    assert (to_ada.strip(), to_bob.strip()) == ("ada", "bob")
-    assert (offer.split(), line.split()) == (["OPEN", "bob"], ["ada"])
+    (tmp_path / "config.toml").write_text(settings)
+    (printed,) = typed(WAITING, tmp_path, redis_port=server.port)
+    assert "FAILED" not in printed
+    assert "a protected entry stays" in printed
+    assert printed.endswith("OPEN\nbob\nada\n")
     assert client.hget("offers:o1", "state") == b"LAPSED"
     assert client.hget("shows:hamlet", "free") == b"0"
     ((_, event),) = entries(client, "sweeperd:events")
@@ -87,7 +46,7 @@ def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None
     (script,), (samples,) = blocks("lua", KINDS), blocks("json", KIT)
     (tmp_path / "x.lua").write_text(script)
     (tmp_path / "samples.json").write_text(samples)
-    kind = tomllib.loads(blocks("toml", WALK)[0])["kinds"][0]
+    kind = tomllib.loads(blocks("toml", README)[0])["kinds"][0]
     lines = [f'{name} = "{kind[name]}"' for name in ("name", "index", "key", "deadline")]
     more = ['ended = { state = "EXPIRED" }', 'writes = ["permits:*"]', 'script = "file:x.lua"']
     (tmp_path / "config.toml").write_text("\n".join(["[[kinds]]", *lines, *more]))
@@ -102,7 +61,7 @@ def test_the_books_of_the_document_hold(tmp_path: Path) -> None:
     (fixture,) = (block for block in blocks("python", KIT) if "def books" in block)
     for name, text in (
         ("conftest.py", fixture),
-        ("config.toml", blocks("toml", WALK)[0]),
+        ("config.toml", blocks("toml", README)[0]),
         ("samples.json", blocks("json", KIT)[0]),
     ):
         (tmp_path / name).write_text(text)

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,44 +11,13 @@ import pytest
 import redis
 
 from sweeperd.config import CONFIG_PLACES
+from tests.docs.shell import typed
 from tests.support.documents import ROOT, code
-from tests.support.harness import eventually
-from tests.support.servers import Server, free_port
+from tests.support.servers import Server
 
 HOW_TO = ROOT / "docs" / "how-to"
 INSTALL, CRON = HOW_TO / "install.md", HOW_TO / "cron.md"
-#: What the receiver prints.
-WEBHOOK = re.compile(r'"reservation_id":"1".*"missing_budgets":\["tenant:acme"\]')
 BIN = Path(sys.executable).parent
-
-
-def test_five_lines_from_redis_to_the_first_webhook(tmp_path: Path) -> None:
-    for program in ("redis-server", "redis-cli", "bash"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
-    lines = code(INSTALL, "From Redis to the first webhook")
-    assert len(lines.splitlines()) == 5
-    port = str(free_port())
-    lines = lines.replace("redis-cli", f"redis-cli -p {port}").replace("6379", port).replace("8080", str(free_port()))
-    env = {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "HOME": str(tmp_path),
-        "SWEEPERD_REDIS__URL": f"redis://127.0.0.1:{port}/0",
-    }
-    output = tmp_path / "output"
-    with output.open("wb") as log:
-        shell = subprocess.Popen(
-            ["bash", "-c", lines], cwd=tmp_path, env=env, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        assert shell.wait(60) == 0, output.read_text()
-        body = eventually(
-            lambda: re.search(r'"reservation_id":"1".*"missing_budgets":\["tenant:acme"\]', output.read_text())
-        )
-        assert body
-    finally:
-        os.killpg(shell.pid, signal.SIGKILL)
-        subprocess.run(["redis-cli", "-p", port, "shutdown", "nosave"], check=False, capture_output=True)
 
 
 def test_the_cron_line_works_in_cron_s_environment(server: Server, client: redis.Redis, tmp_path: Path) -> None:
@@ -124,12 +92,15 @@ def test_shell_completion(shell: str) -> None:
     assert "_sweeperd_completion" in done.stdout
 
 
-def test_the_least_configuration_of_the_readme_starts(server: Server, tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Configure and start")[2]
-    settings, commands = re.findall(r"^```(?:toml|sh)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)[1:3]
-    (tmp_path / "config.toml").write_text(settings)
-    keygen, *_ = commands.splitlines()
-    env = {"PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path), "SWEEPERD_REDIS__URL": server.url}
-    for command in (keygen, "sweeperd --once"):
-        done = subprocess.run(["/bin/sh", "-c", command], cwd=tmp_path, env=env, capture_output=True, check=False)
-        assert done.returncode == 0, done.stderr
+def test_the_use_case_of_the_readme_works_word_for_word(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## From settings to a webhook")[2]
+    settings = code(ROOT / "README.md", "From settings to a webhook")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    own = (
+        "```sh\nredis-server --port 6379 --save '' --daemonize yes\nuntil redis-cli PING; do sleep 0.1; done\n"
+        f"cat > config.toml <<'END'\n{settings}END\n```\n"
+    )
+    listening = "```sh\nuntil curl -s -o log http://127.0.0.1:8080/; do sleep 0.1; done\n```\n"
+    first, receiver, second = text.partition("Write a hold that nobody bought")
+    *_, swept = typed(own + first + listening + receiver + second, tmp_path)
+    assert "seat-hold.expired h1\n" in swept

@@ -1,4 +1,4 @@
-"""The receivers of the documents take what sweeperd sends, drop duplicates, and refuse what is not signed."""
+"""The receivers of examples/receivers take what sweeperd sends, drop duplicates, and refuse what is not signed."""
 
 import base64
 import fcntl
@@ -22,21 +22,21 @@ from tests.support.servers import Server, free_port
 
 KEY = b"0123456789abcdef0123456789abcdef"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-#: Heading -> the name of the file, and the program that runs it.
-LANGUAGES = {
-    "Python": ("receiver.py", [sys.executable]),
-    "Flask": ("receiver.py", [sys.executable]),
-    "FastAPI": ("receiver.py", [sys.executable]),
-    "Node": ("receiver.mjs", ["node"]),
-    "Express": ("receiver.mjs", ["node"]),
-    "Go": ("receiver.go", ["go"]),
+#: A file of examples/receivers -> the program that runs it.
+PROGRAMS = {
+    "standard_library.py": [sys.executable],
+    "flask_app.py": [sys.executable],
+    "fastapi_app.py": [sys.executable],
+    "node.mjs": ["node"],
+    "express.mjs": ["node"],
+    "receiver.go": ["go"],
 }
 #: How long Go may take to compile its standard library and the receiver on a machine that is busy, seconds.
 COMPILE_LIMIT = 900
 
 
 class Running:
-    """A receiver of the document, as a process."""
+    """A receiver, as a process."""
 
     def __init__(self, program: list[str], directory: Path) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}/"
@@ -84,28 +84,23 @@ def compiled(source: Path, directory: Path) -> Path:
 @pytest.fixture(
     scope="module",
     params=[
-        "Python",
-        "Flask",
-        "FastAPI",
-        "Node",
-        "Express",
-        pytest.param("Go", marks=pytest.mark.timeout(COMPILE_LIMIT + 300)),
+        pytest.param(file, marks=pytest.mark.timeout(COMPILE_LIMIT + 300)) if file.endswith(".go") else file
+        for file in PROGRAMS
     ],
 )
 def receiver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    file, program = LANGUAGES[request.param]
+    file, program = request.param, PROGRAMS[request.param]
     folder = tmp_path_factory.mktemp("receiver")
     if shutil.which(program[0]) is None:
         pytest.skip(f"{program[0]} is not installed")
-    if request.param == "Express":
+    if file == "express.mjs":
         # Node looks for modules beside the program and above; the variable names the folder that npm has filled.
         modules = os.environ.get("SWEEPERD_TEST_NODE_MODULES")
         if not modules:
             pytest.skip("SWEEPERD_TEST_NODE_MODULES names no folder with express and standardwebhooks")
         (folder / "node_modules").symlink_to(modules)
-    path = folder / file
-    path.write_text(code(ROOT / "docs" / "how-to" / "receive-webhooks.md", request.param), encoding="utf-8")
-    if request.param == "Go":
+    path = Path(shutil.copy(ROOT / "examples" / "receivers" / file, folder))
+    if file == "receiver.go":
         # With pytest-xdist each worker has a directory of its own below that of the run.
         base = tmp_path_factory.getbasetemp()
         shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "go"

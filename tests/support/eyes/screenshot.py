@@ -1,4 +1,4 @@
-"""`python -m tests.support.eyes.screenshot docs/page.png` (`--dark`, `--width 390`): the page in a busy hour."""
+"""`python -m tests.support.eyes.screenshot docs/images/page.png` (`--dark`, `--width 390`): the page in a busy hour."""
 
 import argparse
 import io

@@ -229,6 +229,9 @@ class WebhookMetrics:
             "sweeperd_webhook_dropped_attempts_total", "Attempts that could not be recorded in Redis", ENDPOINT
         )
         self.rate_waits = counter("sweeperd_webhook_rate_waits_total", "Requests delayed by max_rate", ENDPOINT)
+        self.order_waits = counter(
+            "sweeperd_webhook_order_waits_total", "Events that waited for an earlier event of the same key", ENDPOINT
+        )
         self.relay_waiting = gauge(
             "sweeperd_relay_waiting", "1 while events wait for Cycles' dispatcher, else 0", SHARD
         )
@@ -241,7 +244,7 @@ class WebhookMetrics:
         for result in ("delivered", "rejected", "failed"):
             self.attempts.labels(endpoint, result)
             self.events.labels(endpoint, result)
-        counters = (self.dead_letters, self.rate_waits, self.sweep_waits, self.dropped_attempts)
+        counters = (self.dead_letters, self.rate_waits, self.order_waits, self.sweep_waits, self.dropped_attempts)
         for metric in (self.duration, *counters):
             metric.labels(endpoint)
 

@@ -108,6 +108,8 @@ class EndpointSettings(Section):
     batch_bytes: int = Field(default=1024 * 1024, ge=1024, le=64 * 1024 * 1024)
     batch_wait: PositiveDuration = timedelta(milliseconds=50)
     start: Start = "now"
+    order: Literal["key"] | None = None
+    order_key: Literal["id", "tenant"] = "id"
     max_rate: float | None = Field(default=None, gt=0, le=100_000, allow_inf_nan=False)
     timeout: PositiveDuration | None = None
     attempts: int | None = Field(default=None, ge=1, le=100)
@@ -130,6 +132,12 @@ class EndpointSettings(Section):
         if names == []:
             raise ValueError("an empty list would discard every event; leave it out for all events")
         return names
+
+    @model_validator(mode="after")
+    def _has_an_order(self) -> Self:
+        if "order_key" in self.model_fields_set and self.order is None:
+            raise ValueError('order_key needs order = "key"')
+        return self
 
     @field_validator("headers")
     @classmethod

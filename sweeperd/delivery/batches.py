@@ -71,10 +71,15 @@ class BatchQueue:
         self._not_before = 0.0
 
     def __bool__(self) -> bool:
-        return bool(self._waiting or self._complete or self._backing_off)
+        return bool(self._waiting_events or self._complete or self._backing_off)
 
-    def put(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
-        """Queue these events. `in_order`: each comes later in the stream than all events queued before."""
+    def put(
+        self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False
+    ) -> Sequence[OutboxEntry]:
+        """
+        Queue these events. `in_order`: each comes later in the stream than all events queued before. Returns the events
+        that must not be queued yet.
+        """
         if not self._waiting:
             self._since, self._in_order = self._clock(), True
         self._in_order = self._in_order and in_order
@@ -84,12 +89,18 @@ class BatchQueue:
             else:
                 self._waiting.append(entry)
                 self._bytes += entry.size
+        return ()
 
     def put_back(self, batch: Batch, seconds: float = 0.0) -> None:
         """Queue this batch before all others, and hold all of them back for this many seconds."""
         self._complete.appendleft(batch)
         if seconds:
             self._not_before = self._clock() + seconds
+
+    def put_halves(self, halves: Sequence[Batch]) -> None:
+        """Queue the parts of a batch before all others."""
+        for half in reversed(halves):
+            self.put_back(half)
 
     def back_off(self, batch: Batch, seconds: float) -> None:
         """Queue this batch again after this many seconds. Others go on."""
@@ -100,17 +111,18 @@ class BatchQueue:
         When the next batch may be taken, if nothing is added: `now` or earlier: at once; inf: nothing is queued.
         `requests`: how many of the lane are in flight.
         """
-        if self._complete or len(self._waiting) >= self._limits.events or self._bytes >= self._limits.bytes:
+        waiting = self._waiting_events
+        if self._complete or waiting >= self._limits.events or self._bytes >= self._limits.bytes:
             return self._not_before
         at = self._backing_off[0][0] if self._backing_off else math.inf
-        if self._waiting:
+        if waiting:
             at = min(at, self._since + self._limits.wait if requests else now)
         return max(at, self._not_before)
 
     def take(self, now: float) -> Batch:
         """The next batch, or one that is not ready yet if there is no other."""
         due = self._backing_off and self._backing_off[0][0] <= now
-        if due or not (self._complete or self._waiting):
+        if due or not (self._complete or self._waiting_events):
             return heapq.heappop(self._backing_off)[2]
         return self._complete.popleft() if self._complete else self._next()
 
@@ -118,6 +130,11 @@ class BatchQueue:
         """The ids of the queued events."""
         batches = [*self._complete, *(batch for _, _, batch in self._backing_off)]
         return {entry.id for entry in self._waiting} | {entry.id for batch in batches for entry in batch.entries}
+
+    @property
+    def _waiting_events(self) -> int:
+        """How many events may be taken in a new batch."""
+        return len(self._waiting)
 
     def _next(self) -> Batch:
         entries = [self._waiting.popleft()]

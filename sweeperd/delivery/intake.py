@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.pool import Pool
-from sweeperd.delivery.scan import DueScan, ProbeChooser
+from sweeperd.delivery.scan import DueScan, OrderedScan, ProbeChooser
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.outbox import PARKED, PARKED_ALONE, OutboxEntry
@@ -59,7 +59,7 @@ class Intake:
 
     def __init__(self, lane: Lane, pool: Pool, refresh_every: float) -> None:
         self.lane = lane
-        self.scan = DueScan(lane)
+        self.scan = DueScan(lane) if lane.order is None else OrderedScan(lane, lane.order)
         #: Whether there may be events that the group has not taken.
         self.behind = True
         #: Nothing is done for the lane before this time (monotonic): it has failed.
@@ -70,7 +70,9 @@ class Intake:
         self._pool = pool
         self._refresh_every = refresh_every
         self._clock = lane.timing.clock
-        self._probes = ProbeChooser(lane.subscription, lane.outbox)
+        self._probes = ProbeChooser(lane.subscription, lane.outbox, lane.order)
+        #: When the known pending events were last compared with the group (monotonic).
+        self._compared_at = -math.inf
         self._read_size = ReadSize()
         #: New events are not read before this time, and an open circuit is not worked on.
         self._read_at = self._open_at = 0.0
@@ -95,11 +97,40 @@ class Intake:
         if self.lane.circuit.open:
             self._open_at = self._no_event_until = 0.0
 
+    def doubt(self) -> None:
+        """An operation has failed: with an order, events may be pending that are not known."""
+        if isinstance(self.scan, OrderedScan):
+            self.scan.doubt()
+
+    def compare(self, pending: int) -> None:
+        """So many events of the group are pending: others may have settled some, or left some."""
+        order, now = self.lane.order, self._clock()
+        if order is None or abs(pending - len(order)) <= len(self.lane.in_flight) or not order.complete:
+            return
+        if now >= self._compared_at + self.lane.timing.take_over_after:
+            self._compared_at = now
+            self.doubt()
+
+    def beat(self, moving: Sequence[bytes]) -> Operation[None]:
+        """Name the events in hand that move, and take or keep the lease of an ordered lane."""
+        lane, order, asked_at = self.lane, self.lane.order, self._clock()
+        yield from lane.outbox.heartbeat.part(lane.group, moving)
+        if order is None or lane.hanging:
+            return  # if a sender hangs, the lease expires, and another process takes over
+        held = yield from order.lease.hold()
+        if not held or not order.owned:
+            order.lose()
+            self.doubt()
+        if held and not order.owned:
+            self.behind = lane.parked = True
+            log.info("this process delivers to the endpoint, in order", extra=lane.log_fields)
+        order.owned_until = asked_at + lane.timing.take_over_after if held else -math.inf
+
     @property
     def chore_at(self) -> float:
         """When the next chore is worth doing (monotonic); inf: not until something changes."""
         lane = self.lane
-        if lane.stop.is_set() or lane.state.state.paused:
+        if lane.stop.is_set() or lane.state.state.paused or not lane.works_here:
             return math.inf
         if lane.circuit.open:
             if not (lane.parked or self.behind):
@@ -115,11 +146,15 @@ class Intake:
         lane = self.lane
         if not self.behind or lane.stop.is_set() or lane.resting or lane.subscription.exhausted:
             return math.inf
+        if lane.order is not None and not lane.order.reads:
+            return math.inf
         return max(self.rests_until, self._read_at) if lane.in_flight.worth_reading else math.inf
 
     def chore(self) -> Operation[bool]:
         """The next step over what is pending. Returns whether there was anything to do."""
         lane = self.lane
+        if (yield from self.scan.learn()):
+            return True
         if not lane.circuit.open:
             parked = yield from self.scan.take(lane.in_flight.free, self._refresh_every)
             yield from self._queue(parked)
@@ -185,23 +220,30 @@ class Intake:
                 gone.append(entry)
             else:
                 (wanted if lane.subscription.wants(entry) else unwanted).append(entry)
+        order = lane.order
+        if order is not None:
+            order.add(wanted)
         if wanted and not (yield from outbox.confirmed.part(lane.group, wanted)):
             lane.parked = True
             yield from outbox.release.part(lane.group, wanted + unwanted)
             raise RedisUnavailable(f"{lane.shard.address}: too few replicas have confirmed {len(wanted)} events")
         free = 1 if probe else lane.in_flight.free
         taken, surplus = wanted[:free], wanted[free:]
+        if probe and order is not None:
+            taken, surplus = wanted, []  # the queue chooses
         lane.in_flight.add(taken)
-        self._pool.put(lane, taken, in_order=in_order, probe=probe)
+        if held := self._pool.put(lane, taken, in_order=in_order, probe=probe):
+            lane.in_flight.remove([entry.id for entry in held])
+            surplus = [*held, *surplus]
         if gone:
             yield from lane.give_up(gone, GONE)
         if surplus:
             lane.parked = True
             yield from outbox.release.part(lane.group, surplus)
-            self.scan.hurry()
+            self.scan.released(surplus)
         if unwanted:
             yield from outbox.acknowledge_unwanted.part(lane.subscription, unwanted)
-        return len(wanted)
+        return len(wanted) - len(held) if probe else len(wanted)
 
     def _take_back(self) -> Operation[bool]:
         """
@@ -232,13 +274,15 @@ class Intake:
         group, outbox, untried_too = lane.group, lane.outbox, not lane.circuit.rests_on_one_event
         most = self._read_size.most
         untaken = 0
-        if untried_too and self.behind:
+        if untried_too and self.behind and (lane.order is None or lane.order.reads):
             untaken = yield from outbox.untaken.part(self.position, before_ms, most)
         if untaken:
             entries = yield from outbox.read.part(group, untaken)
             self._taken(entries)
             # Other processes may have taken some of these since, and the read may have taken younger events.
             young = [entry for entry in entries if entry.added_ms >= before_ms]
+            if lane.order is not None:
+                lane.order.add(young)
             yield from outbox.release.part(group, young)
             yield from self._bury([entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms])
             return bool(entries)

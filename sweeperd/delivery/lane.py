@@ -1,5 +1,6 @@
 """The lane of an endpoint on one shard: all that is known of it. No thread belongs to a lane."""
 
+import contextlib
 import logging
 import math
 import threading
@@ -7,7 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING
+
+import redis
 
 from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
@@ -15,10 +19,12 @@ from sweeperd.delivery.attempt_log import AttemptLog
 from sweeperd.delivery.batches import BatchLimits, BatchQueue
 from sweeperd.delivery.circuit import CircuitBreaker, CircuitPublisher, EndpointStateCache, Redelivery
 from sweeperd.delivery.in_flight import InFlight, Room
+from sweeperd.delivery.order import KNOWN, LEAST_KNOWN, OrderedQueue
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.progress import Progress
 from sweeperd.store import Shard
+from sweeperd.store.lease import Lease
 from sweeperd.store.operations import Operation
 
 if TYPE_CHECKING:
@@ -97,6 +103,8 @@ class Lane:
     queue: BatchQueue
     attempts: AttemptLog
     log_fields: dict[str, object]
+    #: The queue, if the endpoint asks for the order of the events of a key.
+    order: OrderedQueue | None = None
     #: How many requests may be in flight, whatever the others do; None: the lane shares `concurrency`.
     requests: int | None = None
     brake: Brake = field(default_factory=lambda: Brake(0.0))
@@ -146,6 +154,7 @@ class Lane:
         kept = 0 if relays else context.settings.events.attempts_kept
         requests = RELAY_CALLS if relays else None
         fields: dict[str, object] = {"shard": shard.name, "endpoint": endpoint.name}
+        order = _order(context, endpoint, limits) if endpoint.order and not live else None
         return cls(
             shard=shard,
             endpoint=endpoint.name,
@@ -158,7 +167,8 @@ class Lane:
             state=state,
             limits=limits,
             in_flight=InFlight(room, limits.events, requests),
-            queue=BatchQueue(limits, timing.clock),
+            queue=BatchQueue(limits, timing.clock) if order is None else order,
+            order=order,
             attempts=AttemptLog(shard, endpoint.name, kept, metrics.webhooks.dropped_attempts.labels(endpoint.name)),
             log_fields=fields | ({"replay": True} if live else {}),
             requests=requests,
@@ -188,8 +198,17 @@ class Lane:
     def sender(self, sender: "Sender") -> None:
         self._sender = sender
 
+    @property
+    def works_here(self) -> bool:
+        """Whether this process may send: one process at a time works on an ordered lane."""
+        return self.order is None or self.order.owned
+
     def end(self) -> None:
         """Nothing of the lane is in hand any more, after a stop."""
+        if self.order is not None and self.order.owned:
+            self.order.owned_until = -math.inf
+            with contextlib.suppress(redis.RedisError):  # the lease expires by itself
+                self.order.lease.release()
         self.sender.close()
         self.ended.set()
 
@@ -257,3 +276,12 @@ class Lane:
             self.metrics.webhooks.dead_letters.labels(self.endpoint).inc()
             fields = {"stream_id": entry.id.decode(), "reason": reason, "hand_overs": entry.deliveries}
             log.error("given up: the event is a dead letter", extra=self.log_fields | fields)
+
+
+def _order(context: ShardContext, endpoint: EndpointSettings, limits: BatchLimits) -> OrderedQueue:
+    """The queue of an endpoint with `order = "key"`."""
+    timing, ordered = context.timing, [each for each in context.settings.webhooks.endpoints if each.order]
+    lease = Lease(context.shard, f"order:{endpoint.name}", timedelta(seconds=timing.take_over_after))
+    waits = context.metrics.webhooks.order_waits.labels(endpoint.name).inc
+    bound = max(LEAST_KNOWN, KNOWN // len(ordered))
+    return OrderedQueue(limits, timing.clock, lease, endpoint.order_key, bound, waits)

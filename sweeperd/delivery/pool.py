@@ -64,13 +64,17 @@ class Pool:
         self._changed = threading.Condition(threading.Lock())
         self._no_thread = LogThrottle()
 
-    def put(self, lane: Lane, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> None:
+    def put(
+        self, lane: Lane, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False
+    ) -> Sequence[OutboxEntry]:
         """Queue these events of the lane; see `BatchQueue.put`."""
-        if entries:
-            with self._changed:
-                lane.queue.put(entries, in_order=in_order, probe=probe)
-                self._place(lane, self._clock())
-                self._pass_on()
+        if not entries:
+            return ()
+        with self._changed:
+            held = lane.queue.put(entries, in_order=in_order, probe=probe)
+            self._place(lane, self._clock())
+            self._pass_on()
+        return held
 
     def allow(self, concurrency: int) -> None:
         """From now on allow this many requests in flight."""
@@ -158,8 +162,7 @@ class Pool:
             lane.queue.put_back(batch, pause)
         if sent.retry is not None:
             lane.queue.back_off(sent.retry, sent.pause)
-        for half in reversed(sent.batches):
-            lane.queue.put_back(half)
+        lane.queue.put_halves(sent.batches)
         self._place(lane, self._clock())
 
     def _take(self, work: Work, lane: Lane, now: float) -> tuple[Lane, Batch]:

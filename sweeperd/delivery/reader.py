@@ -169,14 +169,15 @@ class Reader:
     def heartbeat(self) -> None:
         """
         When due, name the events in hand that move, so no other process takes them, and note the filters, so no other
-        process acknowledges what only this one wants. Raises redis.RedisError.
+        process acknowledges what only this one wants. Take or keep the leases of ordered lanes. Raises
+        redis.RedisError.
         """
         self._outbox.filters.update()
         if self._clock() < self._heartbeat_at:
             return
         self._heartbeat_at = self._clock() + self._timing.heartbeat_every
-        beat = self._outbox.heartbeat.part
-        self._run([(each, beat(each.lane.group, self._pool.moving(each.lane))) for each in self._holding()])
+        beating = [each for lane, each in self._intakes.items() if len(lane.in_flight) or lane.order is not None]
+        self._run([(each, each.beat(self._pool.moving(each.lane))) for each in beating])
 
     def _holding(self) -> list[Intake]:
         """Those with events in hand."""
@@ -193,6 +194,7 @@ class Reader:
             if lane not in self._intakes:
                 self._intakes[lane] = Intake(lane, self._pool, self._refresh_every)
                 self._refresh_at = 0.0
+                self._heartbeat_at = self._heartbeat_at if lane.order is None else 0.0
             if lane.stop.is_set() and not len(lane.in_flight):
                 self._at.pop(self._intakes.pop(lane), None)
                 lane.end()
@@ -255,7 +257,10 @@ class Reader:
                 did = did or bool(outcome)
                 if intake is not None:
                     intake.outage.end()
-            elif intake is None or not self._fails_alone(intake, outcome):
+                continue
+            if intake is not None:
+                intake.doubt()
+            if intake is None or not self._fails_alone(intake, outcome):
                 trouble = outcome
         self._reckon(intake for intake, _ in operations if intake in self._at)
         if trouble is not None:
@@ -337,8 +342,10 @@ class Reader:
             intake.told()
             if row := by_name.get(lane.group.encode()):
                 lane.parked = bool(row["pending"])
+                intake.compare(row["pending"])
                 intake.position = row["last-delivered-id"]
-                intake.behind = intake.behind or row["last-delivered-id"] != last
+                read = intake.behind and lane.works_here
+                intake.behind = read or row["last-delivered-id"] != last
             else:
                 intake.behind = True
         self._touched.extend(lanes)
@@ -387,9 +394,9 @@ class Reader:
             return False
         self._refresh()
         for each in self._intakes.values():
-            each.behind = True
+            each.behind = each.behind or each.lane.works_here
             if not each.lane.brake.waiting:
-                each.lane.parked = True
+                each.lane.parked = each.lane.parked or each.lane.works_here
                 each.scan.hurry()
         self._reckon(self._intakes.values())
         did, _ = self.round()
@@ -397,8 +404,8 @@ class Reader:
 
     def _held_elsewhere(self) -> bool:
         return any(
-            self._outbox.groups.held_elsewhere(lane.group)
-            for lane in self._intakes
+            self._outbox.groups.held_elsewhere(lane.group) or (not lane.works_here and (each.behind or lane.parked))
+            for lane, each in self._intakes.items()
             if not lane.resting and not lane.stop.is_set()
         )
 

@@ -1,22 +1,28 @@
 """Finds the pending events of a lane that are due again: parked ones, those of dead processes, and probes."""
 
 import math
+from collections.abc import Sequence
 
 from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.order import OrderedQueue
 from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, Outbox, OutboxEntry, Pending, Subscription, is_waiting
+from sweeperd.outbox.filters import RELEASED
 from sweeperd.store.operations import Operation
+from sweeperd.store.streams import StreamId
 
 
 class ProbeChooser:
     """
     Rotates the probes of one endpoint: if the receiver cannot take some event, this event does not keep the circuit
     open. Events that were never sent come first, then the event with the fewest deliveries of a page. Each choice takes
-    the next page of parked events. If there is another event, the same event is not chosen twice in a row.
+    the next page of parked events; with an order, the oldest events of the next keys. If there is another event, the
+    same event is not chosen twice in a row.
     """
 
-    def __init__(self, subscription: Subscription, outbox: Outbox) -> None:
+    def __init__(self, subscription: Subscription, outbox: Outbox, order: OrderedQueue | None = None) -> None:
         self._subscription = subscription
         self._group = subscription.group
+        self._order = order
         self._outbox = outbox
         self._after: bytes | None = None
         self._last: bytes | None = None
@@ -29,23 +35,43 @@ class ProbeChooser:
         chosen = yield from self._choose()
         new: list[OutboxEntry] = []
         parked: list[OutboxEntry] = []
-        if (chosen is None or chosen.deliveries or chosen.id == self._last) and not self._subscription.exhausted:
+        if (chosen is None or chosen.deliveries or chosen.id == self._last) and self._may_read:
             new = yield from self._outbox.read.part(self._group, count)
-        wanted = next(filter(self._subscription.wants, new), None)
+        wanted = next(filter(self._may_send, new), None)
         if wanted is None and chosen is not None:
             parked = yield from self._outbox.claim.part(self._group, [chosen], 0)
             wanted = next(iter(parked), None)
         self._last = wanted.id if wanted else None
         return new, parked
 
+    @property
+    def _may_read(self) -> bool:
+        return not self._subscription.exhausted and (self._order is None or self._order.reads)
+
+    def _may_send(self, entry: OutboxEntry) -> bool:
+        return self._subscription.wants(entry) and (self._order is None or self._order.leads(entry))
+
     def _choose(self) -> Operation[Pending | None]:
+        if self._order is not None:
+            heads = self._order.heads(HEADS)
+            states = yield from self._outbox.states.part(self._group, heads)
+            for entry in heads:
+                if entry not in states:
+                    self._order.forget(entry)
+            page = [pending for pending in states.values() if pending.owner in (PARKED, PARKED_ALONE)]
+            return min(page, key=self._rank, default=None)
         page = yield from self._outbox.parked.part(self._group, self._after)
         if not page and self._after is not None:
             page = yield from self._outbox.parked.part(self._group)
         self._after = page[-1].id if len(page) == PAGE else None
-        return min(page, key=lambda pending: (pending.id == self._last, pending.deliveries), default=None)
+        return min(page, key=self._rank, default=None)
+
+    def _rank(self, pending: Pending) -> tuple[bool, int]:
+        return pending.id == self._last, pending.deliveries
 
 
+#: Among how many keys a probe is chosen.
+HEADS = 16
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
 #: While the brake holds events, a step takes up to this many, because there is room for a few.
@@ -85,6 +111,15 @@ class DueScan:
     def due_at(self) -> float:
         """When the next step is worth making (monotonic)."""
         return max(self._next_at, self._lane.brake.until if self._lane.brake.waiting else 0.0)
+
+    def learn(self) -> Operation[bool]:
+        """Learn what is pending, if the order needs it. Returns whether there was anything to do."""
+        yield from ()
+        return False
+
+    def released(self, _entries: Sequence[OutboxEntry]) -> None:
+        """These events are due again."""
+        self.hurry()
 
     def hurry(self) -> None:
         """Events have become due: make the next step at once."""
@@ -156,10 +191,99 @@ class DueScan:
         return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
+        return self._wait_ms(pending, parked_before_end_ms) <= 0
+
+    def _wait_ms(self, pending: Pending, parked_before_end_ms: float) -> float:
         if pending.id in self._lane.in_flight:
-            return False  # also if parked: the event is in hand until the settlement is done
+            return 1  # also if parked: the event is in hand until the settlement is done
         if pending.owner in (PARKED, PARKED_ALONE):
-            return pending.idle_ms >= min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
-        if is_waiting(pending.owner):
-            return self._lane.outbox.may_take(self._lane.subscription, pending.owner)
-        return pending.idle_ms >= self._dead_ms
+            wait = min(self._lane.redelivery.wait_ms(pending.deliveries), parked_before_end_ms)
+        elif is_waiting(pending.owner):
+            return 0 if self._lane.outbox.may_take(self._lane.subscription, pending.owner) else self._dead_ms
+        else:
+            wait = self._dead_ms
+        return wait - pending.idle_ms
+
+
+class OrderedScan(DueScan):
+    """
+    Finds the due events of a lane with `order = "key"`: of each key only the next ones. First it learns which events
+    are pending, the oldest first, as many as may be known.
+    """
+
+    def __init__(self, lane: Lane, order: OrderedQueue) -> None:
+        super().__init__(lane)
+        self._order = order
+
+    @property
+    def at_start(self) -> bool:
+        return self._order.complete and self._order.next_look == math.inf
+
+    @property
+    def due_at(self) -> float:
+        return 0.0 if self._learns else self._order.next_look
+
+    def hurry(self) -> None:
+        self._order.look_everywhere()
+
+    def released(self, entries: Sequence[OutboxEntry]) -> None:
+        self._order.look(entries)
+
+    def learn(self) -> Operation[bool]:
+        if not self._learns:
+            return False
+        order, lane = self._order, self._lane
+        for _ in range(PAGES_PER_STEP):
+            page = yield from lane.outbox.pending.part(lane.group, self._after)
+            # What waits for the filter of another process holds nothing back.
+            unknown = [
+                pending
+                for pending in page
+                if pending.id not in order
+                and (not pending.owner.startswith(RELEASED) or lane.outbox.may_take(lane.subscription, pending.owner))
+            ]
+            order.add((yield from lane.outbox.look_up.part(unknown)))
+            self._after = page[-1].id if page else self._after
+            if len(page) < PAGE:
+                order.complete, self._after = True, None
+                order.look_everywhere()
+                break
+            if order.full:
+                order.look_everywhere()
+                break
+        return True
+
+    def doubt(self) -> None:
+        """Events may be pending that are not known: learn anew, before new ones are read."""
+        self._order.complete, self._after = False, None
+
+    def take(self, room: int, _pause: float) -> Operation[list[OutboxEntry]]:
+        order, outbox, group = self._order, self._lane.outbox, self._lane.group
+        runs = order.runs(max(1, room // 2))
+        end = self._ms_since_waits_ended()
+        states = yield from outbox.states.part(group, [entry for _, run in runs for entry in run])
+        due: list[Pending] = []
+        again = dict[bytes, float]()
+        for key, run in runs:
+            for entry in run:
+                pending = states.get(entry)
+                if pending is None:
+                    order.forget(entry)  # settled by another process or an operator
+                    again[key] = 0.0
+                elif self._due(pending, end):
+                    due.append(pending)
+                else:
+                    again[key] = max(self._lane.timing.scan_every, self._wait_ms(pending, end) / 1000)
+                    break
+        claimed = yield from outbox.claim.part(group, due, self._least_idle_ms)
+        there = {entry.id for entry in claimed if entry.pairs}
+        for key, run in runs:
+            if any(pending.id in run and pending.id not in there for pending in due):
+                again[key] = self._lane.timing.scan_every
+            if key in again:
+                order.look_at(key, again[key])
+        return sorted(claimed, key=lambda entry: StreamId.parse(entry.id))
+
+    @property
+    def _learns(self) -> bool:
+        return not self._order.complete and not self._order.full

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import redis
 
@@ -86,6 +86,15 @@ class Sender(abc.ABC):
 
     def send(self, batch: Batch) -> Sent:
         """Send a batch once, or leave it if the lane rests or stops by now."""
+        sent, order = self._try(batch), self._lane.order
+        if order is None or not sent.settlements:
+            return sent
+        delivered = [each for one in sent.settlements if one.action is Disposition.ACKNOWLEDGE for each in one.entries]
+        failed = [each for one in sent.settlements if one.action is not Disposition.ACKNOWLEDGE for each in one.entries]
+        held = order.conclude(delivered, failed)
+        return replace(sent, settlements=[*sent.settlements, Settlement(Disposition.RELEASE, held)]) if held else sent
+
+    def _try(self, batch: Batch) -> Sent:
         try:
             with self._pace.measured():
                 return self._deliver(batch)
@@ -108,7 +117,7 @@ class Sender(abc.ABC):
 
     def _held_back(self, probe: bool) -> bool:
         lane = self._lane
-        return lane.stop.is_set() or lane.state.resting or (lane.circuit.open and not probe)
+        return not lane.works_here or lane.stop.is_set() or lane.state.resting or (lane.circuit.open and not probe)
 
     def _nack(self, entries: Sequence[OutboxEntry], reason: str) -> list[Settlement]:
         """The events wait for the next delivery; if an event is too old, the event is given up on."""

@@ -189,6 +189,8 @@ def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
         yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
     if any(endpoint.max_rate for endpoint in settings.webhooks.endpoints):
         yield granted(Duty.DELIVER, keys.pace, "HGET HSET HDEL")
+    if any(endpoint.order for endpoint in settings.webhooks.endpoints):
+        yield granted(Duty.DELIVER, keys.lease(f"order:{_ANY}"), "SET GET PEXPIRE PTTL DEL")
     yield granted(Duty.STATUS, keys.filters, "HGETALL")
     yield granted(Duty.DELIVER, keys.filters, "HGET HSET HDEL")
     yield granted(Duty.STATUS, keys.processes, "HGETALL")

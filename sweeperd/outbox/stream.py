@@ -9,7 +9,7 @@ heartbeat a process counts as dead, and any other process claims its events.
 
 import itertools
 import operator
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,11 @@ class Pending:
     owner: bytes
     idle_ms: int
     deliveries: int
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> "Pending":
+        """From a row of XPENDING."""
+        return cls(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
 
     @property
     def added_ms(self) -> int:
@@ -113,10 +118,14 @@ class Outbox:
         rows: list[dict[str, Any]] = yield from ask(
             "XPENDING", self._key, group, *idle, first, LAST, PAGE, *owners, parse_detail=True
         )
-        return [
-            Pending(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
-            for row in rows
-        ]
+        return list(map(Pending.of, rows))
+
+    @operation
+    def states(self, group: str, ids: Sequence[bytes]) -> Operation[dict[bytes, Pending]]:
+        """Those of these events that are pending, by id."""
+        asked = [Request(("XPENDING", self._key, group, entry, entry, 1), {"parse_detail": True}) for entry in ids]
+        replies = accepted((yield asked)) if asked else []
+        return {row["message_id"]: Pending.of(row) for rows in replies for row in rows}
 
     @operation
     def parked(self, group: str, previous: bytes | None = None) -> Operation[list[Pending]]:

@@ -22,6 +22,7 @@ import redis
 from sweeperd.config.types import milliseconds
 from sweeperd.progress import Progress, working
 from sweeperd.store.errors import is_full, is_wrong_type
+from sweeperd.store.operations import Operation, Request
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode
@@ -125,6 +126,20 @@ class Lease:
             self._owned = self._extend(ttl_ms)
             return True
         return self._owned
+
+    def hold(self) -> Operation[bool]:
+        """
+        Take or renew the lease, in a round trip that others share. Call it while the job makes progress. Returns
+        whether the lease is held; raises redis.RedisError. If Redis is full, a free lease cannot be taken.
+        """
+        taken, renewed = yield [
+            Request(("SET", self._key, self._token, "NX", "PX", self._ttl_ms)),
+            Request.of(self._renew, Call([self._key], [self._token, self._ttl_ms])),
+        ]
+        for reply in (taken, renewed):
+            if isinstance(reply, Exception) and not is_full(reply):
+                raise reply
+        return int(renewed) > 0
 
     @property
     def holder_ttl(self) -> timedelta:

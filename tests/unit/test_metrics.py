@@ -101,6 +101,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_webhook_events_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_webhook_dropped_attempts_total": [("billing",)],
+        "sweeperd_webhook_order_waits_total": [("billing",)],
         "sweeperd_webhook_rate_waits_total": [("billing",)],
         "sweeperd_webhook_sweep_waits_total": [("billing",)],
         "sweeperd_reloads_total": [("ok",), ("refused",)],

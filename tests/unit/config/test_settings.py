@@ -143,6 +143,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[redis]\nurl = 5", "redis.url", "must be text"),
         ("[webhooks]\nbackoff_initial = '5s'\nbackoff_max = '4s'", "webhooks", "backoff_max is shorter than"),
         ("[webhooks]\nredelivery_initial = '2h'", "webhooks", "redelivery_max is shorter than redelivery_initial"),
+        (ENDPOINT + "order_key = 'tenant'", "webhooks.endpoints[0]", 'order_key needs order = "key"'),
         (ENDPOINT + "redelivery_max = '29s'", "webhooks", "redelivery_max of the endpoint billing is shorter"),
         ("[webhooks]\nendpoints = 'billing'", "webhooks.endpoints", "must be a list"),
         (ENDPOINT + ENDPOINT, "webhooks", "two endpoints are named billing"),

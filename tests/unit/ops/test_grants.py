@@ -7,7 +7,13 @@ from sweeperd.ops.acl import ANY, Duty, acl_users, grants
 from sweeperd.store import Keys
 from sweeperd.store.keys import SUBSCRIPTION, CyclesKeys
 
-ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10}
+ENDPOINT = {
+    "name": "a",
+    "url": "http://a",
+    "events": ["reservation.expiry_rate_spike"],
+    "max_rate": 10,
+    "order": "key",
+}
 KIND = {
     "name": "seat",
     "index": "seats:ttl",
@@ -59,7 +65,7 @@ def test_a_role_gets_no_key_of_the_other() -> None:
         return {rule for rule in user.rules if rule.startswith("~")}
 
     assert {"~sweeperd:rates", "~cycles:maintenance:lease:reservation_expiry"} <= keys("sweep") - keys("deliver")
-    assert {"~dispatch:pending", "~webhooks:*"} <= keys("deliver") - keys("sweep")
+    assert {"~dispatch:pending", "~webhooks:*", "~sweeperd:lease:order:*"} <= keys("deliver") - keys("sweep")
     assert keys("sweep") | keys("deliver") == keys("all")
 
 

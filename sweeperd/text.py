@@ -12,6 +12,11 @@ _CHARACTER = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|([nrt]))")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 
 
+def glob(text: bytes) -> bytes:
+    """The pattern of SCAN that matches this text alone."""
+    return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", text)
+
+
 def decode(value: bytes) -> str:
     """Decode UTF-8. Invalid bytes are escaped (`\\xff`)."""
     return value.decode("utf-8", "backslashreplace")

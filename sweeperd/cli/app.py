@@ -40,6 +40,7 @@ _COMMANDS = {
     "reconcile": "Compare index and budgets with the reservations.",
     "ledger": "Show a budget and its holders.",
     "actions": "List what operators did.",
+    "uninstall": "Remove sweeperd's own keys from Redis.",
 }
 #: The disk or quota is full, the file is too large, or the device fails.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)

@@ -20,6 +20,7 @@ from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocu
 from sweeperd.cli.dry_run import DryRunDocument
 from sweeperd.cli.ledger import LedgerDocument
 from sweeperd.cli.replay import ReplaysDocument
+from sweeperd.cli.uninstall import UninstallDocument
 from sweeperd.config import Settings
 from sweeperd.config.example import examples
 from sweeperd.document import Document
@@ -213,6 +214,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "replay": ReplaysDocument,
     "show": ShowDocument,
     "status": StatusDocument,
+    "uninstall": UninstallDocument,
 }
 MORE_FIELDS = "Fields may be added in later versions."
 

@@ -1,6 +1,5 @@
 """Scans the keys of one shard page by page."""
 
-import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -10,6 +9,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
+from sweeperd.text import glob
 
 #: Keys that one SCAN visits: about 0.1 ms of Redis's time.
 PAGE = 200
@@ -34,8 +34,7 @@ class Keyspace:
 
     def keys(self, stem: bytes, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """All keys that begin with `stem`: the cursor of the next page (0: none), and a page. May repeat a key."""
-        pattern = re.sub(rb"([\\*?\[\]^-])", rb"\\\1", stem) + b"*"
-        return self._pages(lambda at: self._client.scan(at, match=pattern, count=PAGE), cursor)
+        return self._pages(lambda at: self._client.scan(at, match=glob(stem) + b"*", count=PAGE), cursor)
 
     def index(self, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
         """The ids in the index, paged like `keys`."""

@@ -35,6 +35,7 @@ TABLES = [
     ["ledger", "show", "tenant:acme:TOKENS"],
     ["reconcile"],
     ["actions"],
+    ["uninstall", "--yes"],
 ]
 #: Commands that print lines, or nothing that is a table.
 LINES = [

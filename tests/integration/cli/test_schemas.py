@@ -53,6 +53,7 @@ COMMANDS = [
     ("reconcile", ["reconcile", "--last"]),
     ("reconcile", ["reconcile", "--repair", "--yes"]),
     ("repair-budget", ["reconcile", "--repair-budget", "tenant:acme:TOKENS", "--yes"]),
+    ("uninstall", ["uninstall", "--yes"]),
 ]
 
 
@@ -136,8 +137,9 @@ def test_a_field_that_the_schema_does_not_name_is_noticed() -> None:
 
 
 def test_each_schema_is_held_to_what_is_printed() -> None:
-    # test_kind_tools.py holds the one of a kind's walk, test_kind_held.py that of `kinds accept`.
-    held = {name for name, _ in COMMANDS} | {"once", "webhook", "kinds-accept"}
+    # test_kind_tools.py holds the one of a kind's walk, test_kind_held.py that of `kinds accept`; tests/unit/cli those
+    # of `config`.
+    held = {name for name, _ in COMMANDS} | {"once", "webhook", "kinds-accept", "config", "config-print"}
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS.iterdir()} == held
 
 

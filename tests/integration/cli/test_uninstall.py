@@ -1,0 +1,79 @@
+"""`sweeperd uninstall`: what it removes, and what stays."""
+
+import redis
+
+from sweeperd.ops.processes import ProcessAnnouncer
+from sweeperd.outbox import Outbox
+from sweeperd.store import Shard
+from tests.integration.cli.conftest import Run, expire
+from tests.support.harness import reserve
+
+
+def names(client: redis.Redis) -> set[str]:
+    return {name.decode() for name in client.scan_iter()}
+
+
+def used(shard: Shard) -> None:
+    """Some expiries, a live reservation, an endpoint with a note of its group, and keys of others."""
+    Outbox(shard, "test").groups.ensure("billing")
+    reserve(shard.client, ["done", "open"])
+    expire(shard.client, ["done"])
+    shard.client.set("sweeperd", "another's")
+    shard.client.hset("other:sweeperd:events", "another's", 1)
+
+
+OTHERS = {"sweeperd", "other:sweeperd:events", "reservation:ttl", "reservation:res_done", "reservation:res_open"}
+
+
+def test_what_is_still_needed_stays(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    used(shard)
+    client.zadd("sweeperd:quarantine", {"broken": 1})
+    client.zadd("sweeperd:quarantine:seat-hold", {"broken": 1})
+    client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+    client.hset("sweeperd:ticks", "at", 1)
+    result = invoke("uninstall", "--yes")
+    assert (result.exit_code, "5 keys stay" in result.stderr) == (1, True)
+    assert "events for billing" in result.stdout
+    kept = {"sweeperd:events", "sweeperd:groups", "sweeperd:dead-letters"}
+    kept |= {"sweeperd:quarantine", "sweeperd:quarantine:seat-hold"}
+    assert {name for name in names(client) if name.startswith("sweeperd:")} == kept
+
+
+def test_all_of_it_goes_when_nothing_waits(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    used(shard)
+    outbox = Outbox(shard, "test")
+    outbox.acknowledge("billing", [entry.id for entry in outbox.read("billing", 10)])
+    result = invoke("uninstall", "--yes")
+    assert result.exit_code == 0, result.output
+    assert names(client) >= OTHERS
+    assert not [name for name in names(client) if name.startswith("sweeperd:")]
+    assert invoke("uninstall").exit_code == 0, "nothing is left to ask about"
+
+
+def test_it_shows_first_and_asks(shard: Shard, client: redis.Redis, invoke: Run) -> None:
+    client.hset("sweeperd:ticks", "at", 1)
+    refused = invoke("uninstall")
+    assert refused.exit_code != 0
+    assert client.exists("sweeperd:ticks")
+    assert "sweeperd:ticks" in refused.stdout
+
+
+def test_nothing_goes_while_a_daemon_runs(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    client.hset("sweeperd:ticks", "at", 1)
+    ProcessAnnouncer(shard, sweeps=True, delivers=True).update()
+    result = invoke("uninstall", "--yes")
+    assert (result.exit_code, "runs: stop it" in result.stdout) == (1, True)
+    assert client.exists("sweeperd:ticks")
+
+
+def test_a_prefix_is_no_pattern(shard: Shard, client: redis.Redis, invoke: Run) -> None:
+    client.hset("[ab]:sweeperd:ticks", "at", 1)
+    client.hset("a:sweeperd:ticks", "at", 1)
+    shards = [{"name": "default", "url": client_url(client), "prefix": "[ab]:"}]
+    assert invoke("uninstall", "--yes", shards=shards).exit_code == 0
+    assert names(client) == {"a:sweeperd:ticks"}
+
+
+def client_url(client: redis.Redis) -> str:
+    found = client.connection_pool.connection_kwargs
+    return f"redis://{found.get('host', '127.0.0.1')}:{found['port']}/{found.get('db', 0)}"

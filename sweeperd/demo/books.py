@@ -11,8 +11,8 @@ from sweeperd.demo.screen import Screen, mark
 from sweeperd.ledger import Balance
 
 NEXT_STEP = f"""
-Next: docs/how-to/install.md connects sweeperd to your own Redis. `sweeperd check` says
-whether that Redis is ready. The daemon's status page is at
+Next: docs/how-to/install.md connects sweeperd to your own Redis. `sweeperd
+check` says whether that Redis is ready. The daemon's status page is at
 http://{HttpSettings().listen}/."""
 
 

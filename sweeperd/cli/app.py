@@ -27,6 +27,7 @@ _COMMANDS = {
     "prove": "Prove that a configured kind loses and invents nothing.",
     "init": "Write a first config.toml and a secret.",
     "config": "Print the settings in effect, or their JSON schema.",
+    "listen": "Receive webhooks, verify and print them: to try endpoints with.",
     "check": "Check the configuration, Redis and the endpoints.",
     "acl": "Print the rights in Redis that these settings need.",
     "status": "Show the backlog, undelivered events, and what needs attention.",

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import SecretStr, ValidationInfo
@@ -21,9 +22,11 @@ def fetched(value: object, info: ValidationInfo) -> object:
     Resolves `file:PATH`, `credential:NAME` and `env:NAME` to their text. Other values stay unchanged. Raises ValueError
     if the reference cannot be read.
     """
-    if not isinstance(value, str):
-        return value
-    context = info.context or {}
+    return resolved(value, info.context or {}) if isinstance(value, str) else value
+
+
+def resolved(value: str, context: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """The text that a reference names, or the value itself. Raises ValueError."""
     environment: Mapping[str, str] = context.get("environment", os.environ)
     if path := _path(value, context):
         return read_text(path).strip()
@@ -139,7 +142,7 @@ def hmac_key(secret: str) -> bytes:
 
     Raises ValueError if the key is empty or malformed.
     """
-    key = _decode(secret, SHARED) if secret.startswith(SHARED) else secret.encode()
+    key = decode_key(secret, SHARED) if secret.startswith(SHARED) else secret.encode()
     if not key:
         raise ValueError("a secret cannot be empty")
     return key
@@ -150,13 +153,14 @@ def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
     The 32-byte seed of a private key, in base64 after `whsk_`, and the 32-byte public key if it follows the seed, as in
     libsodium's keys. Raises ValueError.
     """
-    key = _decode(secret, PRIVATE)
+    key = decode_key(secret, PRIVATE)
     if len(key) not in (SEED, 2 * SEED):
         raise ValueError(f"what follows {PRIVATE} is not 32 or 64 bytes in base64")
     return key[:SEED], key[SEED:]
 
 
-def _decode(secret: str, prefix: str) -> bytes:
+def decode_key(secret: str, prefix: str) -> bytes:
+    """The bytes of the base64 after the prefix. Raises ValueError."""
     text = secret.removeprefix(prefix).rstrip("=").replace("-", "+").replace("_", "/")
     try:
         return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)

@@ -158,6 +158,7 @@ def test_what_the_build_copies_is_there_and_enough() -> None:
         "pyproject.toml",
         "sweeperd",
         str(lock),
+        *whole["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"],
     } <= set(ours)
 
 
@@ -192,8 +193,8 @@ def test_the_image_is_the_one_of_the_manifests() -> None:
 
 def test_the_daemon_of_the_compose_file_prints_an_event_and_is_healthy(own_server: Server, tmp_path: Path) -> None:
     """The same programs without containers: at other addresses, and otherwise word for word."""
-    receiver, port, http = services()["receiver"], free_port(), free_port()
-    _, code = receiver["entrypoint"][1:]
+    port, http = free_port(), free_port()
+    command = [*services()["receiver"]["command"], "--port", str(port), "--json"]
     written = services()["sweeperd"]["environment"]
     addresses = {"redis://redis:6379/0": own_server.url, "http://receiver:8080/": f"http://127.0.0.1:{port}/"}
     env = environment()
@@ -207,7 +208,7 @@ def test_the_daemon_of_the_compose_file_prints_an_event_and_is_healthy(own_serve
     assert subprocess.run(probe, capture_output=True, check=False, timeout=60).returncode != 0
     printed = tmp_path / "printed"
     with printed.open("w") as output:
-        printing = subprocess.Popen([sys.executable, "-uc", code.replace("8080", str(port))], stdout=output)
+        printing = subprocess.Popen([sys.executable, "-m", "sweeperd", *command], stdout=output)
         try:
             with daemon(env, tmp_path), redis.Redis.from_url(own_server.url) as client:
                 commands = re.findall(r"redis-cli (.+)", COMPOSE.read_text())
@@ -219,5 +220,5 @@ def test_the_daemon_of_the_compose_file_prints_an_event_and_is_healthy(own_serve
         finally:
             printing.kill()
             printing.wait()
-    (event,) = map(json.loads, printed.read_text().splitlines())
-    assert event["data"]["reservation_id"] == "1"
+    (request,) = map(json.loads, printed.read_text().splitlines())
+    assert request["body"]["data"]["reservation_id"] == "1"

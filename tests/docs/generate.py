@@ -19,6 +19,7 @@ from sweeperd.cli.config import ConfigDocument
 from sweeperd.cli.dead_letters import DeadLettersChangeDocument, DeadLettersDocument
 from sweeperd.cli.dry_run import DryRunDocument
 from sweeperd.cli.ledger import LedgerDocument
+from sweeperd.cli.listen import ListenDocument
 from sweeperd.cli.replay import ReplaysDocument
 from sweeperd.cli.uninstall import UninstallDocument
 from sweeperd.config import Settings
@@ -205,6 +206,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "expired-count": ExpiredCountDocument,
     "kinds-accept": KindAcceptDocument,
     "ledger-show": LedgerDocument,
+    "listen": ListenDocument,
     "once": OnceDocument,
     "quarantine-adopt": AdoptDocument,
     "quarantine-change": QuarantineChangeDocument,

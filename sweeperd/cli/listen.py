@@ -1,0 +1,134 @@
+"""`sweeperd listen`: a receiver to try endpoints with."""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import click
+from pydantic import Field
+
+from sweeperd.cli.moment import duration
+from sweeperd.cli.options import Exit, fail, json_option
+from sweeperd.cli.output import Output
+from sweeperd.cli.signals import stop_on_signals
+from sweeperd.config.secrets import clean_secret, resolved
+from sweeperd.document import Document, Moment
+from sweeperd.web.receiver import Receiver, Verifier, find_problem, verifier
+
+REFUSED = 401
+
+
+class ListenDocument(Document, title="One line of sweeperd listen --json"):
+    """A request to the receiver."""
+
+    at: Moment
+    verified: bool | None = Field(description="null without --secret and --key.")
+    problem: str = Field(description="Why it is not verified; else empty.")
+    again: bool = Field(description="Whether an earlier request had the same webhook-id.")
+    status: int = Field(description="Of the response.")
+    headers: dict[str, str]
+    body: Any = Field(description="An event, a list of events, or text that is not JSON.")
+
+
+@click.command("listen")
+@click.option("--host", default="127.0.0.1", help="The address to listen on; 0.0.0.0 is every IPv4 address.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="The port to listen on; 0 is any free one.")
+@click.option(
+    "--secret",
+    "secrets",
+    multiple=True,
+    metavar="SECRET",
+    help="A secret of the endpoint: file:PATH, env:NAME or the text.",
+)
+@click.option("--key", "keys", multiple=True, metavar="KEY", help="Its public key: whpk_... or file:PATH.")
+@click.option("--status", type=click.IntRange(200, 599), default=204, help="The status of each response.")
+@click.option("--delay", metavar="DURATION", callback=duration, help="Wait before each response, such as 5s.")
+@json_option
+def command(
+    host: str,
+    port: int,
+    secrets: Sequence[str],
+    keys: Sequence[str],
+    status: int,
+    delay: timedelta | None,
+    as_json: bool,
+) -> None:
+    """
+    Receive webhooks, verify their signatures, and print each. For trials: nothing is stored.
+
+    With --secret or --key a request that is not verified gets 401. Exit codes: 0 stopped; 1 the address is not free; 2
+    bad option.
+    """
+    try:
+        verifiers = [
+            *(verifier(clean_secret(resolved(text))) for text in secrets),
+            *(verifier(resolved(text).strip()) for text in keys),
+        ]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    except ImportError:
+        fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
+    with stop_on_signals() as stop:
+        pause = 0.0 if delay is None else delay.total_seconds()
+        printer = _Printer(Output(as_json=as_json), verifiers, status, pause, stop)
+        try:
+            receiver = Receiver((host, port), printer.take)
+        except OSError as error:
+            fail(f"{host}:{port} cannot be used: {error.strerror}", Exit.FAILED)
+        with receiver:
+            checks = f"verifying with {len(verifiers)} keys" if verifiers else "not verifying: no --secret, no --key"
+            click.echo(f"sweeperd: listening on {receiver.url}, {checks}", err=True)
+            stop.wait()
+
+
+class _Printer:
+    """Answers requests, and prints them one after the other."""
+
+    def __init__(
+        self, output: Output, verifiers: Sequence[Verifier], status: int, delay: float, stop: threading.Event
+    ) -> None:
+        self._output = output
+        self._verifiers = verifiers
+        self._status = status
+        self._delay = delay
+        self._stop = stop
+        self._lock = threading.Lock()
+        self._seen = set[str]()
+
+    def take(self, body: bytes, headers: Mapping[str, str]) -> int:
+        problem = find_problem(self._verifiers, body, headers) if self._verifiers else ""
+        webhook_id, status = headers.get("webhook-id", ""), REFUSED if problem else self._status
+        try:
+            content = json.loads(body)
+        except (ValueError, RecursionError):
+            content = body.decode(errors="backslashreplace")
+        with self._lock:
+            document = ListenDocument(
+                at=time.time() * 1000,
+                verified=not problem if self._verifiers else None,
+                problem=problem,
+                again=webhook_id in self._seen,
+                status=status,
+                headers=dict(headers),
+                body=content,
+            )
+            self._seen |= {webhook_id} if webhook_id and not problem else set()
+            self._print(document, webhook_id, body)
+        self._stop.wait(self._delay)
+        return status
+
+    def _print(self, document: ListenDocument, webhook_id: str, body: bytes) -> None:
+        if self._output.as_json:
+            self._output.json(document)
+            return
+        verdict = "not checked" if document.verified is None else document.problem or "verified"
+        parts = [f"{verdict}, {document.status}", webhook_id, "received before" if document.again else ""]
+        style = {None: "bold", True: "bold green", False: "bold red"}[document.verified]
+        self._output.say("  ".join(filter(None, [time.strftime("%H:%M:%S"), *parts])), style)
+        pretty = self._output.terminal and not isinstance(document.body, str)
+        text = json.dumps(document.body, indent=2, ensure_ascii=False) if pretty else body.decode(errors="replace")
+        for line in text.splitlines():
+            self._output.say(line)

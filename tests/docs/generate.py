@@ -120,10 +120,11 @@ def cli_page() -> str:
         "The help text of each command, made from the code by `python -m tests.docs.generate`. "
         "[How-tos](../README.md) explain what the commands are for.\n\n"
         "Output is a table with colours on a terminal, tab-separated lines elsewhere, and JSON with `--json` "
-        "([schemas](../schemas); a time is RFC 3339, a value from a hash stands as it is stored). Each command names "
-        "its Redis: in the first line of a table, in `address` of a JSON document, otherwise on standard error. A "
-        "command that changes something asks first, or takes `--yes`. If one of several shards is down, the command says "
-        "so, works on the others, and exits with 1. Control characters in tables are shown escaped (`\\x1b`).\n\n"
+        "([schemas](../schemas); a time is RFC 3339, a value from a hash stands as it is stored). Each "
+        "command names its Redis: in the first line of a table, in `address` of a JSON document, otherwise on "
+        "standard error. A command that changes something asks first, or takes `--yes`. If one of several "
+        "shards is down, the command says so, works on the others, and exits with 1. Control characters in "
+        "tables are shown escaped (`\\x1b`).\n\n"
         + "\n".join(sections)
         + "\nNext: [what `status` and `check` say](status.md).\n"
     )

@@ -111,6 +111,7 @@ class CyclesSettings(Section):
 
     enabled: bool = False
     dispatch_backlog: int = Field(default=1000, ge=0, le=1_000_000)
+    dispatch_wait: Duration = Field(default=timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(hours=1))
     event_ttl: Retention = Field(default=timedelta(days=90), ge=timedelta(seconds=1))
     delivery_ttl: Retention = Field(default=timedelta(days=14), ge=timedelta(seconds=1))
     spike_factor: float = Field(default=5, gt=1, le=1000, allow_inf_nan=False)

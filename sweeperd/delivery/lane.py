@@ -41,25 +41,32 @@ RELAY_CALLS = 2
 class Brake:
     """
     Whether events of a lane wait, although the endpoint takes events: the relay waits for the dispatcher of Cycles.
-    Meanwhile the parked events are tried again every `pause` seconds. `clock`: monotonic.
+    Meanwhile the parked events are tried again every `pause` seconds, for up to `patience` seconds. `clock`: monotonic.
     """
 
-    def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pause = pause
+    def __init__(
+        self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf
+    ) -> None:
+        self._pause, self._patience = pause, patience
         self._clock = clock
+        #: When the wait began.
+        self._since = 0.0
         #: Whether there was no room at the last try.
         self.waiting = False
-        #: When the next try may begin.
+        #: When the next try may begin; inf: never.
         self.until = 0.0
 
     @property
     def holds(self) -> bool:
-        """Whether it is too early to try again."""
-        return self.waiting and self._clock() < self.until
+        """Whether it is too early to try again, and a try follows."""
+        return self.waiting and self._clock() < self.until < math.inf
 
     def hold(self) -> None:
         """There is no room, or a try begins: the next one follows after the pause."""
-        self.waiting, self.until = True, self._clock() + self._pause
+        now = self._clock()
+        if not self.waiting:
+            self.waiting, self._since = True, now
+        self.until = now + self._pause if now < self._since + self._patience else math.inf
 
     def release(self) -> None:
         """There was room for all events of a try."""
@@ -172,8 +179,11 @@ class Lane:
             attempts=AttemptLog(shard, endpoint.name, kept, metrics.webhooks.dropped_attempts.labels(endpoint.name)),
             log_fields=fields | ({"replay": True} if live else {}),
             requests=requests,
-            # A run until idle does not wait.
-            brake=Brake(math.inf if context.until_idle else timing.brake_pause, timing.clock),
+            brake=Brake(
+                timing.brake_pause,
+                timing.clock,
+                context.settings.cycles.dispatch_wait.total_seconds() if context.until_idle else math.inf,
+            ),
             timing=timing,
         )
 

@@ -111,7 +111,7 @@ class Reader:
                 try:
                     with self._shard.reaching():
                         did, pause = self.round()
-                        if self._until_idle and not did:
+                        if self._until_idle and not did and not any(lane.brake.holds for lane in self._intakes):
                             if self._last_round():
                                 dead_until = None
                             elif not self._holding():

@@ -18,6 +18,7 @@ import redis
 
 from sweeperd import progress
 from sweeperd.config import CyclesSettings
+from sweeperd.config.types import milliseconds
 from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.lane import Lane
@@ -40,7 +41,7 @@ CALL_MICROS, STEP = 1500.0, 1.15
 #: The time of a record before the first call, µs, and how many records a call writes at most. Each event and each
 #: delivery is one.
 FIRST_ESTIMATE, LARGEST_SIZE = 15.0, 1000.0
-#: An event as old as this does not wait for the dispatcher of Cycles, ms.
+#: An event as old as this does not wait for a dispatcher of Cycles that takes nothing, ms.
 LONGEST_WAIT_MS = 3_600_000
 #: How many unreadable records are remembered, to log each record once.
 REMEMBERED = 1000
@@ -83,7 +84,7 @@ class CyclesRecords:
 
     def __init__(self, shard: Shard, settings: CyclesSettings = CyclesSettings()) -> None:  # noqa: B008 - frozen
         self._shard = shard
-        self._backlog = settings.dispatch_backlog
+        self._backlog, self._wait_ms = settings.dispatch_backlog, milliseconds(settings.dispatch_wait)
         #: Of events and of deliveries, seconds.
         self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
         self._keys = shard.keys.cycles
@@ -183,6 +184,8 @@ class CyclesRecords:
             now,
             self._backlog,
             now - LONGEST_WAIT_MS,
+            self._wait_ms,
+            self._keys.dispatch_lock,
         ]
         ends = {trace: number for number, trace in enumerate({trace for _, _, trace in groups}, 1)}
         args += [len(ends), *(_delivery_end(now, trace) for trace in ends)]

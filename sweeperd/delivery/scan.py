@@ -110,7 +110,7 @@ class DueScan:
     @property
     def due_at(self) -> float:
         """When the next step is worth making (monotonic)."""
-        return max(self._next_at, self._lane.brake.until if self._lane.brake.waiting else 0.0)
+        return self._lane.brake.until if self._lane.brake.waiting else self._next_at
 
     def learn(self) -> Operation[bool]:
         """Learn what is pending, if the order needs it. Returns whether there was anything to do."""

@@ -249,7 +249,12 @@ def cycles_grants(keys: Keys) -> Iterator[Grant]:
     yield granted(Duty.OPERATE, cycles.delivery(name), "GET PTTL")
     yield granted(Duty.DELIVER, cycles.deliveries(name), "ZADD ZCARD")
     yield granted(Duty.OPERATE, cycles.deliveries(name), "ZRANGE")
-    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN LINDEX")
+    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN LINDEX LPOS")
+    yield Grant(Duty.DELIVER, cycles.dispatch_lock, ("PTTL",), foreign=True)
+    yield Grant(Duty.OPERATE, cycles.dispatch_lock, ("GET", "PTTL"), foreign=True)
+    yield Grant(Duty.OPERATE, cycles.dispatch_processing, ("LLEN",), foreign=True)
+    yield Grant(Duty.OPERATE, cycles.dispatch_failed, ("LLEN",), foreign=True)
+    yield Grant(Duty.OPERATE, cycles.webhook_security, ("GET",), foreign=True)
     yield granted(Duty.STATUS, keys.relay, "HGET")
     yield granted(Duty.DELIVER, keys.relay, "HMGET HSET")
 

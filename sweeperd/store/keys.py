@@ -113,6 +113,13 @@ class CyclesKeys:
         self.tenants = self._prefix + b"tenants"
         #: LIST: ids of pending deliveries; the dispatcher pops from the right.
         self.dispatch = self._prefix + b"dispatch:pending"
+        #: STRING: the token of the dispatcher that takes and sends a delivery now.
+        self.dispatch_lock = self._prefix + b"dispatch:ordering:lock"
+        #: LISTS: deliveries that a dispatcher has taken and not finished; those that no dispatcher can read, JSON.
+        self.dispatch_processing = self._prefix + b"dispatch:processing"
+        self.dispatch_failed = self._prefix + b"dispatch:failed"
+        #: STRING: which URLs the services accept for webhooks, JSON.
+        self.webhook_security = self._prefix + b"config:webhook-security"
 
     def event(self, event_id: str) -> bytes:
         """STRING: one event, JSON."""

@@ -21,6 +21,8 @@ _FORMS: dict[str, tuple[bytes | str | int, ...]] = {
     "HSET": ("a", "b", "c"),
     "INCRBY": ("none",),
     "PEXPIRE": ("none",),
+    "LINDEX": (0,),
+    "LPOS": (ANY,),
     "LRANGE": (0, 0),
     "SET": ("", "PX", 0),
     "SRANDMEMBER": (1,),

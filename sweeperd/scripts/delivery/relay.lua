@@ -7,8 +7,7 @@
 --
 -- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
 -- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher pops from the right
--- KEYS[3] -> sweeperd:relay         HASH    `last`: the delivery at the right end; `since`: since when, ms; `waiting`:
---                                           since when events wait, ms, or empty
+-- KEYS[3] -> sweeperd:relay         HASH    what all processes note of the dispatcher, below
 -- and for each group:
 --   events:<tenant>                 ZSET    event id -> the event's time, ms
 --   deliveries:<subscription id>    ZSET    delivery id -> when it was created, ms; one key for each subscription
@@ -19,16 +18,34 @@
 -- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
 -- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
 -- ARGV[6] -> the back-pressure limit: how many deliveries may be pending, 0 for no limit
--- ARGV[7] -> events of this time, ms, or older never wait
--- ARGV[8] -> how many tails of the deliveries' JSON follow: the part after the event id
+-- ARGV[7] -> events of this time, ms, or older do not wait for a dispatcher that takes nothing
+-- ARGV[8] -> how long the pending deliveries may take the dispatcher, ms
+-- ARGV[9] -> dispatch:ordering:lock (STRING), which a dispatcher holds while it takes and sends a delivery. It is only
+--            read, and KEYS would take full access to it.
+-- ARGV[10] -> how many tails of the deliveries' JSON follow: the part after the event id
 -- and for each group:
 --   number of subscriptions, number of events, number of the tail
 --   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
--- Back-pressure: when the pending deliveries of an event exceed the limit, that event and all later ones with
--- deliveries wait, and nothing is written for them. The limit applies only while the dispatcher is alive: the right end
--- of the list must have changed within STILL.
+-- Back-pressure: an event whose deliveries do not fit waits, and all later ones with deliveries do; nothing is written
+-- for them. So many fit as the dispatcher takes in ARGV[8], up to the limit, less those that are pending, of whomever.
+-- What the dispatcher takes is counted at the right end, so what others push to the left end (new work, a retry, the
+-- recovery after a crash) does not count. The notes:
+--
+--   `last`, `since`     the delivery at the right end, and since when, ms
+--   `waiting`           since when events wait, ms, or empty
+--   `mark`, `behind`    a delivery, and how many were to be taken up to it: the leftmost one, unless that is far away
+--   `at`, `taken`       since when takings are counted, ms; and how many there were before `mark` was noted
+--   `emptied`           1: the dispatcher may have had nothing to take meanwhile
+--   `admit`             how many may be pending
+--
+-- Of n takings in a time, all but the last are finished, and at most one more is under way. That bounds the rate from
+-- below and, while the list was never empty, from above; `admit` is kept within. It is doubled at most, and then the
+-- count begins anew, because many idle dispatchers take many deliveries at once, and may still be slow.
+--
+-- The limit applies only while the dispatcher is alive: the right end has changed within STILL, or the lock is held and
+-- will end. A replica that dies with the lock stops the others for as long.
 --
 -- Returns how many deliveries were created; when the script began, seconds and microseconds; for each failed event its
 -- number, from 1, and why; and the number of each waiting event.
@@ -42,29 +59,71 @@
 
 -- Values per command.
 local CHUNK = 1000
--- The dispatcher counts as dead when it has taken nothing for this long, ms.
-local STILL = 60000
-local ALL, DISPATCH, STATE = KEYS[1], KEYS[2], KEYS[3]
-local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 8
+-- The dispatcher counts as dead when it has taken nothing for this long, ms: it recovers from a crash within it.
+local STILL = 180000
+-- How many may be pending while nothing is known of the dispatcher.
+local FEW = 2
+local ALL, DISPATCH, STATE, LOCK = KEYS[1], KEYS[2], KEYS[3], ARGV[9]
+local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 10
 
 local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
 local length = redis.call('LLEN', DISPATCH)
 
--- How many more deliveries fit below the limit.
-local limit, room = tonumber(ARGV[6]), math.huge
-local noted, oldest, since
+-- How many more deliveries fit; whether the dispatcher takes nothing; the notes to write, and whether to mark anew.
+local limit, room, still = tonumber(ARGV[6]), math.huge, false
+local note, noted, marks = {}, nil, false
+local function keep(name, value)
+  note[#note + 1], note[#note + 2] = name, value
+end
 if limit > 0 then
-  local now = began[1] * 1000 + math.floor(began[2] / 1000)
-  oldest = redis.call('LINDEX', DISPATCH, -1) or ''
-  noted = redis.call('HMGET', STATE, 'last', 'since', 'waiting')
-  since = tonumber(noted[2])
+  local now, wait = tonumber(NOW), tonumber(ARGV[8])
+  local oldest = redis.call('LINDEX', DISPATCH, -1) or ''
+  noted = redis.call('HMGET', STATE, 'last', 'since', 'waiting', 'mark', 'behind', 'at', 'taken', 'emptied', 'admit')
+  local since = tonumber(noted[2])
   -- An empty list proves that the dispatcher is alive.
   if length == 0 or oldest ~= noted[1] or not since or since > now then
     since = now
   end
-  if now - since < STILL then
-    room = limit - length
+  if oldest ~= noted[1] or not noted[2] or since < tonumber(noted[2]) then
+    keep('last', oldest)
+    keep('since', string.format('%d', since))
+  end
+  still = now - since >= STILL
+
+  local behind, at, taken, admit = tonumber(noted[5]), tonumber(noted[6]), tonumber(noted[7]), tonumber(noted[9])
+  local emptied, elapsed = noted[8] == '1', at and math.max(1, now - at)
+  if not admit or now - at < -wait or elapsed > 2 * wait then
+    admit, at, taken, emptied, marks = FEW, now, 0, false, true
+  else
+    local place, count = behind > 0 and redis.call('LPOS', DISPATCH, noted[4], 'RANK', -1, 'MAXLEN', behind)
+    if place then
+      count = taken + math.max(0, behind - (length - place))
+    else
+      count, emptied, marks = taken + behind, true, true
+    end
+    local least, most = math.floor((count - 1) * wait / elapsed), math.floor((count + 1) * wait / elapsed)
+    local grows = least > admit
+    if grows then
+      admit = math.min(2 * admit, least)
+    elseif not emptied and most < admit then
+      admit = math.max(1, most)
+      keep('admit', string.format('%d', admit))
+    end
+    if grows or elapsed >= wait then
+      at, count, emptied, marks = now, 0, false, true
+    end
+    taken = count
+  end
+  admit = math.min(admit, limit)
+  if marks then
+    keep('at', string.format('%d', at))
+    keep('taken', string.format('%d', taken))
+    keep('emptied', emptied and '1' or '')
+    keep('admit', string.format('%d', admit))
+  end
+  if not still or redis.call('PTTL', LOCK) > 0 then
+    room = admit - length
   end
 end
 
@@ -121,7 +180,7 @@ chunks(records, function(first, last)
 end)
 
 local all, failed, waiting, pending = entries[ALL], {}, {}, {}
-local with_deliveries = false
+local with_deliveries, alone = false, length == 0
 
 -- Whether an event of this time waits. Its deliveries have the keys from first to final.
 local function waits(at, first, final)
@@ -136,11 +195,11 @@ local function waits(at, first, final)
     return false
   end
   -- An event fits into an empty list, no matter how many deliveries it has.
-  if tonumber(at) > tonumber(ARGV[7]) and count > room and room < limit then
+  if count > room and not alone and not (still and tonumber(at) <= tonumber(ARGV[7])) then
     room = 0
     return true
   end
-  room = room - count
+  room, alone = room - count, false
   return false
 end
 
@@ -191,15 +250,14 @@ local refused = event_keys[1] and no_right('SET', event_keys[1])
 for _, key in ipairs(indexes) do
   refused = refused or (entries[key][1] and no_right('ZADD', key))
 end
--- The back-pressure note: fields and values.
-local note = {}
 if limit > 0 then
-  if oldest ~= noted[1] or not noted[2] or since < tonumber(noted[2]) then
-    note = {'last', oldest, 'since', string.format('%d', since)}
+  if marks then
+    local behind = math.min(length + #pending, limit)
+    keep('mark', pending[behind - length] or behind > 0 and redis.call('LINDEX', DISPATCH, -behind) or '')
+    keep('behind', string.format('%d', behind))
   end
   if with_deliveries and (#waiting > 0) ~= (noted[3] and noted[3] ~= '') then
-    note[#note + 1] = 'waiting'
-    note[#note + 1] = #waiting > 0 and string.format('%d', began[1] * 1000) or ''
+    keep('waiting', #waiting > 0 and string.format('%d', began[1] * 1000) or '')
   end
   refused = refused or (note[1] and no_right('HSET', STATE))
 end

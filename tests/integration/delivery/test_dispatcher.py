@@ -111,7 +111,7 @@ def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client
 
 # ---- events that wait for the dispatcher of Cycles
 
-LIMIT = 5
+LIMIT = 2
 
 
 def expire_now(client: redis.Redis, count: int, tenant: str = "acme") -> None:
@@ -126,7 +126,7 @@ def relaying(
 ) -> tuple[Dispatcher, Metrics, threading.Event]:
     """A dispatcher with nothing but the relay."""
     metrics, stop = Metrics(), threading.Event()
-    settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": limit}})
+    settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": limit, "dispatch_wait": "1s"}})
     context = ShardContext(settings, shard, metrics, stop, 2, timing=Timing(block=0.05), until_idle=until_idle)
     dispatcher = Dispatcher(context)
     dispatcher.prepare()

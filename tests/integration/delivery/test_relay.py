@@ -21,6 +21,7 @@ from tests.support.builders import make_lane
 from tests.support.fixtures import full
 from tests.support.streams import delivery_id
 
+UNBRAKED = CyclesSettings(dispatch_backlog=0)
 EXPIRED_AT = 1_795_507_205_123
 FIELDS = {
     b"id": b"r1",
@@ -58,7 +59,7 @@ def sent(shard: Shard, taken: OutboxEntry) -> Message:
 
 def made(shard: Shard, *taken: OutboxEntry) -> int:
     """Write the records of these events in one call. Returns how many deliveries are new."""
-    done = CyclesRecords(shard).write(taken)
+    done = CyclesRecords(shard, UNBRAKED).write(taken)
     assert (done.taken, sorted(done.written), done.failed) == (len(taken), sorted(taken), [])
     return done.deliveries
 
@@ -70,7 +71,7 @@ class Relaying:
         self.metrics = Metrics()
         self.lane = make_lane(shard, "relay", metrics=self.metrics)
         self.observed: list[DeliveryResult] = []
-        self.relay = Relay(self.lane, self.observed.append, settings or CyclesSettings())
+        self.relay = Relay(self.lane, self.observed.append, settings or UNBRAKED)
 
     def send(self, *taken: OutboxEntry, probe: bool = False) -> list[Settlement]:
         return list(self.relay.send(Batch(taken, probe)).settlements)
@@ -161,7 +162,7 @@ def test_a_second_try_writes_what_is_missing(shard: Shard, client: redis.Redis) 
 
 def test_the_same_event_twice_has_records_once(shard: Shard, client: redis.Redis) -> None:
     subscribe(client, "whsub_1")
-    records, twice = CyclesRecords(shard), [entry(1), entry(2)]
+    records, twice = CyclesRecords(shard, UNBRAKED), [entry(1), entry(2)]
     assert [(done := records.write(twice)).taken, done.deliveries] == [1, 1]
     assert [(done := records.write(twice[1:])).taken, done.deliveries] == [1, 0]
     assert client.llen("dispatch:pending") == 1
@@ -214,7 +215,7 @@ def test_more_deliveries_than_a_command_gets_values(shard: Shard, client: redis.
 
 
 def test_subscriptions_are_read_for_each_call(shard: Shard, client: redis.Redis) -> None:
-    records = CyclesRecords(shard)
+    records = CyclesRecords(shard, UNBRAKED)
     subscribe(client, "whsub_1")
     first, second, third = entries(3)
     assert records.write([first]).deliveries == 1
@@ -232,7 +233,7 @@ def test_a_call_has_as_many_events_as_redis_takes_in_the_time(
 
     def sizes(micros: float) -> list[int]:
         monkeypatch.setattr(relay_module, "CALL_MICROS", micros)
-        records, left, found = CyclesRecords(shard), taken, list[int]()
+        records, left, found = CyclesRecords(shard, UNBRAKED), taken, list[int]()
         while left:
             found.append(records.write(left).taken)
             left = left[found[-1] :]
@@ -260,7 +261,7 @@ def test_the_delivery_id_is_that_of_the_service() -> None:
 def test_a_time_that_cannot_be_read(shard: Shard, client: redis.Redis, at: bytes) -> None:
     subscribe(client, "whsub_1")
     bad, good = entry(1, expired_at=at), entry(2, id=b"r2")
-    done = CyclesRecords(shard).write([bad, good])
+    done = CyclesRecords(shard, UNBRAKED).write([bad, good])
     assert (done.taken, done.written) == (2, [good])
     assert done.failed == [(bad, "the time of the expiry is unreadable")]
 
@@ -282,7 +283,7 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     client.sadd("webhooks:acme", "broken", "list", "absent")
     client.set("webhook:broken", "{")
     client.rpush("webhook:list", "x")
-    records = CyclesRecords(shard)
+    records = CyclesRecords(shard, UNBRAKED)
     with caplog.at_level(logging.WARNING):
         assert [records.write([each]).deliveries for each in entries(2)] == [1, 1]
     said = {record.__dict__["subscription"]: record.__dict__["error"] for record in caplog.records}
@@ -309,7 +310,7 @@ def test_unreadable_subscriptions_are_remembered_up_to_a_limit(
     """So memory does not grow. At one more than the limit all are forgotten, and each is logged once more."""
     monkeypatch.setattr(relay_module, "REMEMBERED", 2)
     client.mset({"webhook:broken1": "{", "webhook:broken2": "{", "webhook:broken3": "{"})
-    records = CyclesRecords(shard)
+    records = CyclesRecords(shard, UNBRAKED)
     client.sadd("webhooks:acme", "broken1", "broken2")
     for _ in range(2):
         records.write([entry()])
@@ -326,7 +327,7 @@ def test_subscriptions_are_kept_in_memory_up_to_a_limit(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(relay_module, "PARSED", 2)
-    records = CyclesRecords(shard)
+    records = CyclesRecords(shard, UNBRAKED)
     for number, each in enumerate(entries(5)):
         subscribe(client, f"whsub_{number}")
         assert records.write([each]).deliveries == number + 1
@@ -418,7 +419,7 @@ def test_a_key_of_one_tenant_of_another_type_makes_its_events_wait_alone(
 
 def test_to_wait_is_no_failure(shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
     subscribe(client, "whsub_1")
-    limit = 3
+    limit = 2
     relaying = Relaying(shard, CyclesSettings(dispatch_backlog=limit))
     taken = entries(limit + 2, expired_at=b"9999999999999")
     settled = {each.action: each.entries for each in relaying.send(*taken)}

@@ -159,6 +159,17 @@ def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
     assert not brake.holds
 
 
+def test_the_brake_of_a_run_holds_until_its_patience_ends(clock: ManualClock) -> None:
+    brake = Brake(1.0, clock, 2.0)
+    for holds in (True, True, False, False):
+        brake.hold()
+        assert (brake.waiting, brake.holds) == (True, holds)
+        clock.now += 1
+    brake.release()
+    brake.hold()
+    assert brake.holds
+
+
 def test_each_try_with_the_brake_on_puts_it_on_anew(clock: ManualClock) -> None:
     steps = scan(Listed(), clock=clock)
     steps.lane.brake = Brake(1.0, clock)

@@ -44,9 +44,7 @@ class Brake:
     Meanwhile the parked events are tried again every `pause` seconds, for up to `patience` seconds. `clock`: monotonic.
     """
 
-    def __init__(
-        self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf
-    ) -> None:
+    def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf) -> None:
         self._pause, self._patience = pause, patience
         self._clock = clock
         #: When the wait began.

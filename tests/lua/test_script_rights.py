@@ -64,7 +64,9 @@ CASES = {
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
     "delivery/note_filters": Case([FILTERS], ["us", "{}", 15_000, 6_000], "hdel hset"),
     "delivery/relay": Case(
-        RELAYED, [6, 9, 1000, 1000, NOW, 9, 0, 10_000, b"lock", 1, "}", 1, 1, 1, '"-"', NOW, "{}"], "set zadd lpush hset"
+        RELAYED,
+        [6, 9, 1000, 1000, NOW, 9, 0, 10_000, b"lock", 1, "}", 1, 1, 1, '"-"', NOW, "{}"],
+        "set zadd lpush hset",
     ),
     "delivery/set_field": Case([GROUPS], ["billing", "x"], "hdel hset"),
     "delivery/set_state": Case([ENDPOINTS, EVENTS], ["billing", PAUSE, "type", "paused"], "hdel hset xadd", (EVENTS,)),

@@ -1,11 +1,15 @@
 """Checks whether a Redis belongs to a Cycles installation that sweeperd can take over."""
 
 import contextlib
+import ipaddress
 import json
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 import redis
 
@@ -28,8 +32,15 @@ RECENT = 500
 RELAYED = "sweeperd"
 #: Lifetimes that differ by less are equal, ms: a record is written a little after its time.
 NEAR_MS = 3_600_000
-#: How many unreadable records a finding names.
+#: How many records a finding names.
 NAMED = 3
+#: A living dispatcher holds its lock but for this long between two deliveries; how often the check looks for it.
+UNLOCKED_SECONDS, LOOKS = 0.025, 10
+#: The addresses that the dispatcher blocks, whatever else its rules say.
+BLOCKED = (
+    *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"),
+    *("::/128", "::1/128", "fc00::/7", "fe80::/10"),
+)
 
 
 def installation(subject: CheckedShard) -> CheckResult:
@@ -74,19 +85,105 @@ def cycles_rights(subject: CheckedShard) -> CheckResult:
     return ok("all commands on the keys of the lease and the relay")
 
 
+def dispatcher(subject: CheckedShard) -> CheckResult:
+    """Which dispatcher works on the deliveries, and whether it can take any."""
+    keys, client = subject.shard.keys.cycles, subject.shard.client
+    looks: list[Command] = [("GET", keys.dispatch_lock), ("PTTL", keys.dispatch_lock)]
+    lengths: list[Command] = [("LLEN", key) for key in (keys.dispatch, keys.dispatch_processing, keys.dispatch_failed)]
+    if missing := _no_looks(subject):
+        return ok(f"unknown: this user may not run {missing}")
+    for _ in range(LOOKS):
+        holder, rest, *counts = run_commands(client, [*looks, *lengths])
+        if isinstance(holder, bytes):
+            break
+        time.sleep(UNLOCKED_SECONDS)
+    pending, processing, failed = cast(list[int], counts)
+    queued = f"{pending} deliveries wait, {processing} are being sent, {failed} could not be read (dispatch:failed)"
+    if not isinstance(holder, bytes):
+        says = "0.1.25.18 or newer, not at work" if processing or failed else "none, or one older than 0.1.25.18"
+    elif cast(int, rest) < 0:
+        says = f"{decode(holder)} holds the lock without a TTL, so no dispatcher takes a delivery; {queued}"
+        return failure(says, "find out who set dispatch:ordering:lock, and delete the key")
+    else:
+        says = f"0.1.25.18 or newer: {decode(holder)} holds the lock for {cast(int, rest) / 1000:.0f} s"
+    if failed:
+        return warning(f"{says}; {queued}", "`redis-cli lrange dispatch:failed 0 10` names the deliveries")
+    return ok(f"{says}; {queued}")
+
+
 def subscriptions(subject: CheckedShard) -> CheckResult:
+    records, members = _subscriptions(subject)
+    bad = [f"{name} ({fault})" for name, fault in ((name, _record_fault(each)) for name, each in records) if fault]
+    if bad:
+        return warning(
+            f"{len(bad)} of {len(records)} cannot be read and get no events: {_named(bad, ', ')}",
+            "correct the fields through the admin API of Cycles, or delete the subscriptions there",
+        )
+    return ok(f"{len(records)} can be read" + (f", of {members}" if members > len(records) else ""))
+
+
+def webhook_rules(subject: CheckedShard) -> CheckResult:
+    """Which URLs the dispatcher will refuse to send to, by the rules of the installation. No name is resolved."""
+    client, key = subject.shard.client, subject.shard.keys.cycles.webhook_security
+    if missing := _no_looks(subject):
+        return ok(f"unknown: this user may not run {missing}")
+    try:
+        rules = json.loads(cast(bytes, client.get(key) or b"{}"))
+        blocked = [
+            ipaddress.ip_network(each, strict=False) for each in (*BLOCKED, *(_list(rules, "blocked_cidr_ranges")))
+        ]
+        # As the services read a pattern: only the star is special.
+        patterns = [".*".join(map(re.escape, each.split("*"))) for each in _list(rules, "allowed_url_patterns")]
+        http = rules.get("allow_http") is True
+    except (ValueError, TypeError, AttributeError) as error:
+        says = f"{decode(key)} cannot be read, so the dispatcher sends nothing: {error}"
+        return warning(says, "correct the rules through the admin API of Cycles")
+    found = []
+    for name, record in _subscriptions(subject)[0]:
+        with contextlib.suppress(ValueError):
+            subscription = parse(record) if isinstance(record, bytes) else None
+            if subscription is None or subscription.status != "ACTIVE":
+                continue
+            if refusal := _refusal(subscription.url or "", blocked, patterns, http=http):
+                found.append(f"{name} ({refusal})")
+    if found:
+        return warning(
+            f"the dispatcher will block the URLs of {len(found)}: {_named(found, ', ')}",
+            "change the URLs, or the rules, through the admin API of Cycles",
+        )
+    return ok("no URL of an active subscription is blocked, as far as is known without resolving names")
+
+
+def _list(rules: Mapping[str, Any], name: str) -> list[str]:
+    return rules.get(name) or []
+
+
+def _refusal(
+    url: str, blocked: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network], patterns: Sequence[str], *, http: bool
+) -> str:
+    """Why the dispatcher refuses the URL; empty if it does not."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("https", "http") or (parts.scheme == "http" and not http):
+        return "not HTTPS"
+    if not parts.hostname:
+        return "no host"
+    with contextlib.suppress(ValueError):
+        address = ipaddress.ip_address("127.0.0.1" if parts.hostname == "localhost" else parts.hostname)
+        address = getattr(address, "ipv4_mapped", None) or address
+        if any(address in each for each in blocked):
+            return f"{address} is blocked"
+    if patterns and not any(re.fullmatch(each, url) for each in patterns):
+        return "no pattern allows it"
+    return ""
+
+
+def _subscriptions(subject: CheckedShard) -> tuple[list[tuple[str, object]], int]:
+    """The records by the ids of the subscriptions, and how many subscriptions there are."""
     keys, client = subject.shard.keys.cycles, subject.shard.client
     members = cast(set[bytes], client.smembers(keys.all_subscriptions) | client.smembers(keys.subscriptions(SYSTEM)))
     ids = sorted(members)[:MOST_SUBSCRIPTIONS]
     records = run_commands(client, (("GET", keys.subscription(each)) for each in ids))
-    faults = ((decode(name), _record_fault(record)) for name, record in zip(ids, records, strict=True))
-    bad = [f"{name} ({fault})" for name, fault in faults if fault]
-    if bad:
-        return warning(
-            f"{len(bad)} of {len(ids)} cannot be read and get no events: {_named(bad, ', ')}",
-            "correct the fields through the admin API of Cycles, or delete the subscriptions there",
-        )
-    return ok(f"{len(ids)} can be read" + (f", of {len(members)}" if len(members) > len(ids) else ""))
+    return list(zip(map(decode, ids), records, strict=True)), len(members)
 
 
 def _named(texts: Sequence[str], separator: str) -> str:
@@ -148,7 +245,7 @@ def created_index(subject: CheckedShard) -> CheckResult:
 
 
 def _no_looks(subject: CheckedShard) -> str:
-    """The commands for the two checks above that the user may not run."""
+    """The commands that only an operator's user may run, and that this one may not."""
     looks = [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE]
     return ", ".join(refused(subject.shard, looks))
 
@@ -200,7 +297,9 @@ CYCLES_CHECKS: Mapping[str, Callable[[CheckedShard], CheckResult]] = {
     "cycles enabled": enabled,
     "cycles lease": lease,
     "cycles rights": cycles_rights,
+    "cycles dispatcher": dispatcher,
     "cycles subscriptions": subscriptions,
+    "cycles webhook rules": webhook_rules,
     "cycles retention": retention,
     "cycles created-at index": created_index,
     "cycles quarantine": foreign_quarantine,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -38,7 +39,7 @@ def clock(shard: Shard) -> Iterator[Moments]:
 
 def limited(shard: Shard, limit: int = LIMIT) -> CyclesRecords:
     """A relay that knows the dispatcher, so that the limit decides."""
-    learnt = {"admit": 1000, "at": shard.clock.now_ms(), "taken": 0, "behind": 0, "mark": ""}
+    learnt: dict[Any, Any] = {"admit": 1000, "at": shard.clock.now_ms(), "taken": 0, "behind": 0, "mark": ""}
     shard.client.hset(NOTES, mapping=learnt)
     return CyclesRecords(shard, CyclesSettings(dispatch_backlog=limit))
 
@@ -115,7 +116,7 @@ def test_an_event_with_more_deliveries_than_the_limit_needs_an_empty_list(
 def test_without_a_living_dispatcher_everything_is_written(
     shard: Shard, client: redis.Redis, clock: Moments, still_ms: int, lock_ms: int | None, held: bool
 ) -> None:
-    """The dispatcher takes from the right: if the right end stays for that long, for all processes, it does not live."""
+    """The dispatcher takes from the right: if the right end stays for 3 minutes, it does not live."""
     subscribe(client, "whsub_1")
     taken = young(4)
     assert limited(shard).write(taken).held == taken[3:]
@@ -194,7 +195,7 @@ class Dispatchers:
     def until(self, now: float) -> None:
         """Take what they take by then. They look at the list when they are called, and when they are free."""
         while (at := min(self._free_at, default=math.inf)) <= now:
-            taken = self._client.lmove(PENDING, PROCESSING, "RIGHT", "LEFT")
+            taken: Any = self._client.lmove(PENDING, PROCESSING, "RIGHT", "LEFT")
             if taken is None:
                 self._free_at = [max(at, now) if each <= now else each for each in self._free_at]
                 return

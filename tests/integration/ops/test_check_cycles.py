@@ -2,11 +2,14 @@
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping
 
+import pytest
 import redis
 
 from sweeperd.config import RedisSettings, Settings
+from sweeperd.ops.check import cycles
 from sweeperd.ops.check.cycles import CYCLES_CHECKS, RECENT
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel
 from sweeperd.ops.check.server import check_shard
@@ -25,8 +28,8 @@ LEASE = "cycles:maintenance:lease:reservation_expiry"
 RIGHTS = rules(cycles={"enabled": True})
 
 
-def found(shard: Shard, *, enabled: bool = False, **cycles: str) -> Mapping[str, CheckFinding]:
-    settings = Settings.model_validate({"cycles": {"enabled": enabled} | cycles})
+def found(shard: Shard, *, enabled: bool = False, **given: str) -> Mapping[str, CheckFinding]:
+    settings = Settings.model_validate({"cycles": {"enabled": enabled} | given})
     return {finding.check: finding for finding in check_shard(shard, settings, cycles=True)}
 
 
@@ -55,6 +58,58 @@ def test_the_holder_of_the_lease(shard: Shard, client: redis.Redis) -> None:
         client.set(LEASE, holder, px=ttl)
         finding = found(shard)["cycles lease"]
         assert (finding.level, holder in finding.says) == (level, True)
+
+
+def test_the_dispatcher_and_its_lock(shard: Shard, client: redis.Redis) -> None:
+    says = found(shard)["cycles dispatcher"].says
+    assert says.startswith("none, or one older than 0.1.25.18; 0 deliveries")
+    client.lpush("dispatch:pending", "a", "b")
+    client.lpush("dispatch:processing", "c")
+    assert "not at work; 2 deliveries wait, 1 are being sent, 0 could" in found(shard)["cycles dispatcher"].says
+    for ttl, level in ((120_000, OK), (None, FAILURE)):
+        client.set("dispatch:ordering:lock", "a-replica", px=ttl)
+        finding = found(shard)["cycles dispatcher"]
+        assert (finding.level, "a-replica holds the lock" in finding.says) == (level, True)
+    client.delete("dispatch:ordering:lock")
+    client.lpush("dispatch:failed", "{}")
+    assert found(shard)["cycles dispatcher"].level is WARNING
+
+
+def test_urls_that_the_dispatcher_will_block(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WebhookUrlGuard of cycles-server-events. A paused subscription has no deliveries."""
+    monkeypatch.setattr(cycles, "NAMED", 100)
+    urls = {
+        "name": "https://hooks.example.com/a",
+        "plain": "http://hooks.example.com/a",
+        "private": "https://10.1.2.3/a",
+        "mapped": "https://[::ffff:192.168.0.1]:8443/a",
+        "local": "https://localhost/a",
+        "own": "https://203.0.113.9/a",
+        "ftp": "ftp://hooks.example.com/a",
+        "none": "",
+    }
+    for name, url in urls.items():
+        record = {"subscription_id": name, "status": "ACTIVE", "url": url}
+        client.set(f"webhook:{name}", json.dumps(record))
+        client.set(f"webhook:{name}-paused", json.dumps(record | {"status": "PAUSED"}))
+        client.sadd("webhooks:_all", name, f"{name}-paused")
+
+    def blocked(**rules: object) -> set[str]:
+        if rules:
+            client.set("config:webhook-security", json.dumps(rules))
+        finding = found(shard)["cycles webhook rules"]
+        assert finding.level is WARNING
+        return set(re.findall(r"[:,] ([\w-]+) \(", finding.says))
+
+    always = {"private", "mapped", "local", "ftp", "none"}
+    assert blocked() == always | {"plain"}
+    assert blocked(allow_http=True, blocked_cidr_ranges=["203.0.113.0/24"], more=1) == always | {"own"}
+    assert blocked(allow_http=True, allowed_url_patterns=["https://*.example.com/*"]) == always | {"plain", "own"}
+    client.set("config:webhook-security", '{"blocked_cidr_ranges": ["example.com"]}')
+    finding = found(shard)["cycles webhook rules"]
+    assert (finding.level, "sends nothing" in finding.says) == (WARNING, True)
 
 
 def test_unreadable_subscriptions_are_named(shard: Shard, client: redis.Redis) -> None:
@@ -157,7 +212,8 @@ def test_the_rights_of_the_document_suffice(server: Server, client: redis.Redis)
                 findings = found(shard)
                 assert findings["cycles rights"].level is level, further
                 # Only an operator's user may look.
-                for name in ("cycles retention", "cycles created-at index"):
+                names = ("retention", "created-at index", "dispatcher", "webhook rules")
+                for name in (f"cycles {each}" for each in names):
                     assert (findings[name].level, "may not run" in findings[name].says) == (OK, True)
     finally:
         client.execute_command("ACL", "DELUSER", "sweeperd")

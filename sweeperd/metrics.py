@@ -489,13 +489,15 @@ class SweepMetrics:
                 gauge.labels(shard).set(value)
 
     def retain(self, shard: str, kinds: Collection[str]) -> None:
-        """Drop the gauges of all kinds except these."""
+        """Drop the gauges, and the counts of sweeps, of all kinds except these."""
         swept = self._swept.get(shard, set())
         backlog = (self.alive_entries, self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
         more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven, self.deferred_entries)
         for kind in swept - set(kinds):
             for gauge in (self.pipeline_depth, *backlog, *more):
                 _remove(gauge, shard, kind)
+            for result in ("ok", "error", "standby"):  # they would not grow, as if nothing swept the kind
+                _remove(self.sweeps, shard, kind, result)
             swept.remove(kind)
 
     def forget_shard(self, shard: str) -> None:

@@ -84,7 +84,8 @@ def command(
     per second: expiries of the kind, or deliveries of all processes, over the last minute or the last 2,000 events.
     empty in: how long the current backlog takes at this rate.
 
-    A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed for an hour.
+    A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed
+    until another one with the same role has started since, for up to an hour.
 
     Words of --fail-if: overdue and undelivered (a duration is the age of the oldest, a number how many), unswept (the
     time since the last sweep), quarantined, dead-letters, silent (processes), memory (a share of maxmemory). A value

@@ -101,7 +101,22 @@ def read_processes(shard: Shard, now: int) -> Processes:
     known = [ProcessDocument.of(note, now, in_hand[note.process]) for note in notes if note.process]
     # A daemon that a reload replaced may have been unable to leave. Its process is not silent.
     last = {each.process: each for each in known}
-    return Processes(tuple(each for each in known if not each.silent or each is last[each.process]))
+    found = [each for each in known if not each.silent or each is last[each.process]]
+    replaced = _replaced(found)
+    return Processes(tuple(each for each in found if each.process not in replaced))
+
+
+def _replaced(known: Sequence[ProcessDocument]) -> set[str]:
+    """The silent daemons that another one, with all of their duties, has replaced since: each replaces one."""
+    found, new = set[str](), [each for each in known if not each.silent and each.since is not None]
+    for dead in sorted((each for each in known if each.silent), key=lambda each: -each.heartbeat_at):
+        for each in new:
+            able = each.sweeps >= dead.sweeps and each.delivers >= dead.delivers
+            if able and each.since is not None and each.since > dead.heartbeat_at:
+                found.add(dead.process)
+                new.remove(each)
+                break
+    return found
 
 
 def _in_hand(shard: Shard) -> Counter[str]:

@@ -189,6 +189,7 @@ def test_a_kind_and_a_group_that_are_configured_no_more_have_no_gauges() -> None
         'sweeperd_stream_group_oldest_seconds{group="kafka",shard="eu"} 600.0'
     ]
     assert 'sweeperd_stream_group_trimmed_total{group="warehouse",shard="eu"} 2.0' in text, "counters stay"
+    assert 'sweeperd_sweeps_total{kind="lock"' not in text, "or it would look as if nothing swept it"
     metrics.forget_shard("eu")
     assert "} 600.0" not in exposed(metrics)
 

@@ -110,6 +110,25 @@ def test_a_silent_daemon_is_named_until_its_note_is_removed(shard: Shard) -> Non
     assert [each.process for each in read_processes(shard, shard.read_clock() + 40_000).silent] == [process_name()]
 
 
+def test_each_new_daemon_replaces_a_silent_one_with_its_duties(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+
+    def silent(**new: dict[str, Any]) -> list[str]:
+        died = {"sweeps": True, "delivers": False, "at": now - 60_000, "since": now - 3_600_000}
+        notes = {"first": died | {"at": now - 90_000}, "second": died} | new
+        client.delete(KEY)
+        for name, note in notes.items():
+            client.hset(KEY, name, json.dumps(note | {"process": name}))
+        return [each.process for each in read_processes(shard, now).silent]
+
+    living = {"sweeps": True, "delivers": True, "at": now, "since": now - 50_000}
+    assert silent() == silent(old=living | {"since": now - 100_000}) == ["first", "second"]
+    assert silent(other=living | {"sweeps": False}) == ["first", "second"]
+    assert silent(new=living) == ["first"]
+    assert silent(new=living | {"since": now - 70_000}) == ["second"], "it started before the second fell silent"
+    assert silent(new=living, newer=living) == []
+
+
 def test_a_daemon_that_died_counts_for_nothing(shard: Shard, client: redis.Redis) -> None:
     announced(shard, sweeps=True, delivers=True)
     now = server_time(client)

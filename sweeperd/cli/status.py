@@ -11,7 +11,7 @@ from sweeperd.cli.options import Exit, Options, all_option, fail, json_option, s
 from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable
 from sweeperd.cli.shards import warn
 from sweeperd.config import Settings
-from sweeperd.ops.advice import shard_advice
+from sweeperd.ops.advice import set_aside_advice, shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.health import ALMOST_FULL
@@ -289,7 +289,7 @@ def _notes(statuses: Sequence[ShardStatus], every: bool) -> Iterator[str]:
         if status.reachable:
             if not every and (rest := unlisted(status.endpoints)):
                 yield f"shard {status.name}: {rest}; --all lists them"
-            for advice in shard_advice(status):
+            for advice in (*shard_advice(status), *set_aside_advice(status)):
                 hint = f"; see `{advice.commands[0]}`" if advice.runbook and advice.commands else ""
                 yield f"shard {status.name}: {advice.text}{hint}"
 

@@ -2,10 +2,11 @@
 
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sweeperd.ops.endpoint_health import HealthLevel, judge_endpoint, most_troubled
 from sweeperd.ops.endpoint_status import EndpointDocument
-from sweeperd.ops.health import ALMOST_FULL
+from sweeperd.ops.health import ALMOST_FULL, DETAILS, OVERDUE_BAD
 from sweeperd.ops.reasons import ReasonCount
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.status import WARNING, ShardStatus, WalkDocument
@@ -41,7 +42,7 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     yield from _memory_advice(status, options)
     for process in status.processes.silent:
         age = span(process.heartbeat_age_seconds)
-        text = f"process {process.process} has been silent for {age}: it died or hangs, and others take over its work"
+        text = f"process {process.process} has been silent for {age}: it died or hangs, so restart it"
         yield Advice(text, (), "sweeperdprocesssilent")
     if status.unwalked and not status.empty:
         text = f"no walk has run yet over {', '.join(status.unwalked)}"
@@ -53,10 +54,29 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
             text = f"{kind.held} {entries} held, because no entry of {kind.kind} was seen alive: {kind.held_because}"
             commands = (command_line("check", *options), command_line("kinds", "accept", kind.kind, *options))
             yield Advice(text, commands, "sweeperdentriesheld")
+        if kind.oldest_overdue_seconds > OVERDUE_BAD and not kind.deferred:
+            about = "" if kind.exact else "about "
+            text = f"{kind.kind}: {about}{kind.overdue:,} overdue, the oldest for {span(kind.oldest_overdue_seconds)}"
+            yield Advice(text, (command_line("check", *options),), "sweeperdfallingbehind")
         if kind.last_walk:
             option = kind_option(kind.kind)
             name = f"the last walk over {kind.kind}" if option else "the last walk"
             yield from _walk_advice(status, kind.last_walk, name, (*option, *options))
+
+
+def set_aside_advice(status: ShardStatus) -> Iterator[Advice]:
+    """Advice about quarantine, endpoints and dead letters, which the status page shows beside each of them."""
+    for kind in status.kinds:
+        if kind.quarantined:
+            command = command_line("quarantine", "list", *kind_option(kind.kind))
+            yield Advice(f"{kind.kind}: {kind.quarantined:,} in quarantine", (command,), "sweeperdquarantinegrowing")
+    judged = [(endpoint, judge_endpoint(endpoint)) for endpoint in most_troubled(status.endpoints)]
+    bad = [(endpoint, found[1]) for endpoint, found in judged if found and found[0] is HealthLevel.BAD]
+    for endpoint, text in bad[:DETAILS]:
+        yield replace(endpoint_advice(endpoint), text=text)
+    if status.dead_letters:
+        commands = (command_line("dead-letters", "list"),)
+        yield Advice(f"dead letters: {status.dead_letters:,}", commands, "sweeperddeadletters")
 
 
 def _memory_advice(status: ShardStatus, options: Sequence[str]) -> Iterator[Advice]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import os
 import pty
 import signal
@@ -31,10 +32,13 @@ def test_as_text(sweeperd: Sweeperd, client: redis.Redis) -> None:
     client.zadd("sweeperd:quarantine", {"x": 1})
     ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
     assert ran.code == 0
-    assert [line.split(": ")[2] for line in ran.err.splitlines()] == [
+    lines = [line.split(": ", 2)[2] for line in ran.err.splitlines()]
+    assert re.fullmatch(r"reservations: 2 overdue, the oldest for 1 m \d s; see `sweeperd check`", lines.pop(3))
+    assert lines == [
         "no process sweeps",
         "no process delivers",
         "no walk has run yet over reservations; see `sweeperd reconcile`",
+        "reservations: 1 in quarantine; see `sweeperd quarantine list`",
     ]
     (row,) = ran.rows
     assert row["oldest overdue"] in ("1 m 5 s", "1 m 6 s", "1 m 7 s", "1 m 8 s")

@@ -128,7 +128,8 @@ class HttpSettings(Section):
 
     listen: str = "127.0.0.1:9464"
     hosts: list[HostName] = []
-    runbook: str = ""
+    #: Of the newest release.
+    runbook: str = "https://sweeperd.github.io/sweeperd/latest/runbook/"
     entries: bool = False
 
     @field_validator("runbook")

@@ -50,7 +50,7 @@ def test_each_alert_says_what_a_person_needs(rule: dict[str, dict[str, str]]) ->
     assert set(annotations) == {"summary", "description", "runbook_url"}
     assert rule["labels"]["severity"] in ("critical", "warning")
     assert len(annotations["summary"]) < 80
-    assert annotations["runbook_url"] == f"docs/runbook.md#{name.lower()}"
+    assert annotations["runbook_url"] == f"https://sweeperd.github.io/sweeperd/latest/runbook/#{name.lower()}"
     # A threshold without its reason is never changed, or changed at random.
     assert re.search(rf"- alert: {name}\n +# ", RULES.read_text())
 

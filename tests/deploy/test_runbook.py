@@ -31,7 +31,7 @@ def commands() -> list[str]:
 
 def test_each_alert_has_its_section_and_each_section_its_alert() -> None:
     urls = [rule["annotations"]["runbook_url"] for rule in alerts()]
-    assert urls == [f"docs/runbook.md#{heading.lower()}" for heading in sections()]
+    assert urls == [f"https://sweeperd.github.io/sweeperd/latest/runbook/#{heading.lower()}" for heading in sections()]
 
 
 @pytest.mark.parametrize("heading", sections())

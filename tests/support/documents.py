@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^#+ +(.+?) *$", re.MULTILINE)
-_LINK = re.compile(r"\]\(([^)\s]+)\)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 _INLINE_CODE = re.compile(r"`[^`\n]*`")
 #: `tests/a/test_b.py::test_c`, `tests/a/test_b.py`, `tests/a`.
 _CITED = re.compile(r"\btests/[\w./*-]*\w(?:::\w+)*")
@@ -58,7 +58,7 @@ def anchors(document: Path) -> frozenset[str]:
 
 def links(document: Path) -> list[str]:
     """The targets of its links and pictures."""
-    return _LINK.findall(_INLINE_CODE.sub("", prose(document)))
+    return LINK.findall(_INLINE_CODE.sub("", prose(document)))
 
 
 def cited_tests(document: Path) -> list[str]:

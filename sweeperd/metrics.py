@@ -216,6 +216,11 @@ class WebhookMetrics:
             "Dead letters that an operator can replay or drop; up to 10,000 of each shard are counted",
             ENDPOINT,
         )
+        self.transitions = counter(
+            "sweeperd_endpoint_transitions_total",
+            "Announcements that deliveries to an endpoint fail (failing) or work again (recovered)",
+            ["endpoint", "to"],
+        )
         self.groups_remade = counter(
             "sweeperd_groups_remade_total", "Lost consumer groups that were created again at their position", SHARD
         )
@@ -244,6 +249,8 @@ class WebhookMetrics:
         for result in ("delivered", "rejected", "failed"):
             self.attempts.labels(endpoint, result)
             self.events.labels(endpoint, result)
+        for to in ("failing", "recovered"):
+            self.transitions.labels(endpoint, to)
         counters = (self.dead_letters, self.rate_waits, self.order_waits, self.sweep_waits, self.dropped_attempts)
         for metric in (self.duration, *counters):
             metric.labels(endpoint)

@@ -74,6 +74,7 @@ _RIGHTS = "tests/lua/test_script_rights.py"
 #: The beginning of a script's name -> its tests; the longest beginning counts.
 _SCRIPT_TESTS = {
     "delivery/": _OUTBOX,
+    "delivery/announce": ("tests/integration/delivery/test_failures.py",),
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,

@@ -34,7 +34,8 @@ from sweeperd.config.types import (
 #: The types of operational events, which are created only if an endpoint names them.
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
 DELIVERY_FAILED = "system.webhook_delivery_failed"
-ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED})
+WEBHOOK_FAILING, WEBHOOK_RECOVERED = "webhook.failing", "webhook.recovered"
+ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED, WEBHOOK_FAILING, WEBHOOK_RECOVERED})
 
 #: Headers of every request, which an endpoint's own headers must not replace.
 _OWN_HEADERS = re.compile(

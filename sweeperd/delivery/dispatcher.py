@@ -13,6 +13,7 @@ from sweeperd.config import RELAY, EndpointSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.context import ShardContext
 from sweeperd.delivery.engine import Engine
+from sweeperd.delivery.failures import FailureWatch
 from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.in_flight import Room
 from sweeperd.delivery.lane import Lane
@@ -67,6 +68,8 @@ class Dispatcher:
         replication = Replication(settings.events.wait_replicas, settings.events.wait_timeout.total_seconds())
         self._circuits = CircuitStateStore(shard, context.timing)
         announcements = Announcements(shard.clock, settings.announced)
+        watches = delivers and announcements.about_failures
+        self._failures = FailureWatch(self._circuits, announcements) if watches else None
         remade = metrics.webhooks.groups_remade.labels(shard.name)
         self._groups = ConsumerGroups(shard, consumer, remade, context.timing)
         self._filters = Filters(shard, consumer, settings.consumers if delivers else (), context.timing)
@@ -136,6 +139,7 @@ class Dispatcher:
         self._shard, self._outbox, self._filters = before._shard, before._outbox, before._filters
         self._context = replace(self._context, shard=before._shard)
         self._circuits, self._room, self._engine = before._circuits, before._room, before._engine
+        self._failures = before._failures
         before._groups.adopt(self._groups, self._lanes.keys() - before._lanes.keys())
         self._groups, self._leaving = before._groups, before._leaving
         self._engine.allow(self._context.concurrency)
@@ -236,7 +240,10 @@ class Dispatcher:
             groups = [*self._lanes, *self._replays.groups()]
             self._trim(groups)
             letters = self._memory.letters.read(self._shard).by_endpoint
-            for (name, lane), backlog in zip(self._lanes.items(), self._backlogs(), strict=True):
+            if self._failures:
+                self._failures.look()
+            backlogs = self._backlogs()
+            for (name, lane), backlog in zip(self._lanes.items(), backlogs, strict=True):
                 self._compare_filters(name)
                 if backlog:
                     waiting = backlog.events, backlog.oldest_seconds, letters[name]
@@ -246,6 +253,9 @@ class Dispatcher:
                     self._measure_brake(lane)
             self._groups.remove_silent(*groups)
             self._circuits.remove_stale()
+            for lane, backlog in zip(self.lanes, backlogs, strict=True):
+                if self._failures and backlog:
+                    self._failures.judge(lane, backlog, self._shard.clock.now_ms())
 
     def _compare_filters(self, endpoint: str) -> None:
         """Warn if processes have had different filters for longer than a rolling update takes."""

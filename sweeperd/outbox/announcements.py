@@ -4,8 +4,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED
-from sweeperd.outbox.event import Fields, event_type
+from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, WEBHOOK_FAILING, WEBHOOK_RECOVERED
+from sweeperd.outbox.event import Fields, category, event_type
 from sweeperd.store.shard import Clock
 
 #: The tenant of an event without a tenant.
@@ -29,7 +29,7 @@ class Announcements:
 
     def delivery_failed(self, endpoint: str, event: Fields, deliveries: int, reason: str) -> Entry:
         """For a dead letter. Empty if the event is itself an announcement, so that announcements cannot cause more."""
-        if event_type(event) in (DELIVERY_FAILED, WEBHOOK_DISABLED):
+        if category(event) in ("system", "webhook"):
             return []
         details = {"endpoint": endpoint, "event_type": event_type(event), "attempts": deliveries, "reason": reason}
         message = f"an event for {endpoint} was given up on"
@@ -47,6 +47,15 @@ class Announcements:
             "disable_reason": reason,
         }
         return self._entry(WEBHOOK_DISABLED, endpoint, data)
+
+    @property
+    def about_failures(self) -> bool:
+        """Whether an endpoint wants to know when deliveries to another one fail or work again."""
+        return bool(self._wanted & {WEBHOOK_FAILING, WEBHOOK_RECOVERED})
+
+    def turned(self, endpoint: str, data: Mapping[str, Any], *, failing: bool) -> Entry:
+        """For an endpoint that fails, or has recovered."""
+        return self._entry(WEBHOOK_FAILING if failing else WEBHOOK_RECOVERED, endpoint, {"endpoint": endpoint, **data})
 
     def _entry(self, name: str, endpoint: str, data: Mapping[str, Any]) -> Entry:
         if name not in self._wanted:

@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.document import Note
+from sweeperd.outbox.announcements import Entry
 from sweeperd.store.errors import is_server_trouble
 from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
@@ -83,26 +84,42 @@ class CircuitState:
 class CircuitStateStore:
     """
     `sweeperd:circuits`. Each process has its own circuits and publishes them every few seconds in the field
-    `<endpoint>@<process>`. The field `<endpoint>` is when an operator last closed the circuit of every process.
+    `<endpoint>@<process>`. The field `<endpoint>` is when an operator last closed the circuit of every process, and
+    `failing:<endpoint>` what was last announced of the endpoint, and when.
     """
 
     def __init__(self, shard: Shard, timing: Timing = DEFAULT_TIMING) -> None:
         self._timing = timing
         self._set_field = Script("delivery/set_field")
+        self._announce = Script("delivery/announce")
         self._client = shard.client
         self._key = shard.keys.circuits
+        self._announcing = [self._key, shard.keys.endpoints, shard.keys.events]
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> CircuitState:
         """The circuits of the living processes. Raises redis.RedisError."""
-        return self._living(self._notes(f"{endpoint}@").values())
+        return self._living(self._notes(self._fields(), f"{endpoint}@").values())
 
     def read_all(self) -> dict[str, CircuitState]:
         """The circuits of the living processes by endpoint, with one command. Raises redis.RedisError."""
-        notes = dict[str, list[CircuitNote]]()
-        for field, note in self._notes().items():
+        return self.read_announced()[0]
+
+    def read_announced(self) -> tuple[dict[str, CircuitState], dict[str, str]]:
+        """`read_all`, and what was last announced by endpoint, as of the same moment."""
+        notes, fields = dict[str, list[CircuitNote]](), self._fields()
+        for field, note in self._notes(fields).items():
             notes.setdefault(decode(field.partition(b"@")[0]), []).append(note)
-        return {endpoint: self._living(found) for endpoint, found in notes.items()}
+        announced = {decode(field[8:]): decode(text) for field, text in fields.items() if field.startswith(b"failing:")}
+        return {endpoint: self._living(found) for endpoint, found in notes.items()}, announced
+
+    def announce(self, endpoint: str, before: str, event: Entry, *, failing: bool) -> bool:
+        """
+        Note that the endpoint fails, or has recovered, and add the event. False if another process has changed the note
+        since, or if the endpoint is paused or muted. `before`: the note as read.
+        """
+        call = Call(self._announcing, [endpoint, before, "failing" if failing else "recovered", *event])
+        return bool(self._announce.run(self._client, call))
 
     def _living(self, notes: Collection[CircuitNote]) -> CircuitState:
         # A process that misses a beat may be dead, so a later success of another process overrules its open circuit. A
@@ -133,7 +150,7 @@ class CircuitStateStore:
     def remove_stale(self) -> None:
         """Remove the notes of dead processes. Raises redis.RedisError."""
         oldest = self._clock.now_ms() - self._timing.note_kept * 1000
-        stale = [field for field, note in self._notes().items() if note.at < oldest]
+        stale = [field for field, note in self._notes(self._fields()).items() if note.at < oldest]
         if stale:
             self._change(lambda: self._client.hdel(self._key, *stale))
 
@@ -141,9 +158,12 @@ class CircuitStateStore:
         """Close the circuit in all processes within seconds. Raises redis.RedisError."""
         self._set(endpoint, str(self._clock.now_ms()))
 
-    def _notes(self, prefix: str = "") -> dict[bytes, CircuitNote]:
+    def _fields(self) -> dict[bytes, bytes]:
+        return cast(dict[bytes, bytes], self._client.hgetall(self._key))
+
+    @staticmethod
+    def _notes(fields: Mapping[bytes, bytes], prefix: str = "") -> dict[bytes, CircuitNote]:
         """The notes by field. An unreadable note counts as outdated."""
-        fields = cast(dict[bytes, bytes], self._client.hgetall(self._key))
         named = {field: value for field, value in fields.items() if b"@" in field and field.startswith(prefix.encode())}
         return {field: CircuitNote.parse(value) or CircuitNote() for field, value in named.items()}
 

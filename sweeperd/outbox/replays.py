@@ -201,7 +201,7 @@ class ReplaySubscription(Subscription):
     def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
         """Whether the replay includes this event."""
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
-        return in_span and (by or self._filter).matches(fields)
+        return in_span and not self.is_subject(fields) and (by or self._filter).matches(fields)
 
 
 def _time_ms(entry: bytes, fields: Fields) -> int:

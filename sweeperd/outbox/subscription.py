@@ -2,10 +2,13 @@
 
 from typing import Protocol
 
-from sweeperd.config import EndpointSettings, Start
+from sweeperd.config import WEBHOOK_FAILING, WEBHOOK_RECOVERED, EndpointSettings, Start
 from sweeperd.outbox.event import ONLY_FOR, Fields, OutboxEntry, category, event_type, is_expiry, scopes
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode
+
+#: The types that an endpoint does not receive about itself.
+_ABOUT_ONE = frozenset({WEBHOOK_FAILING, WEBHOOK_RECOVERED})
 
 
 class Selection(Protocol):
@@ -71,6 +74,8 @@ class Subscription:
         self.selects: tuple[object, ...] | None = tuple(
             names and tuple(names) for names in (endpoint.tenants, endpoint.events, endpoint.scopes)
         )
+        if _ABOUT_ONE.intersection(endpoint.events or ()):
+            self.selects = None
 
     def wants(self, entry: OutboxEntry) -> bool:
         """Whether the endpoint receives this event."""
@@ -84,4 +89,8 @@ class Subscription:
         if ONLY_FOR in fields:
             # The endpoint wanted this replayed event before. Dropping it now would lose it silently.
             return decode(fields[ONLY_FOR]) == self.group
-        return (by or self._filter).matches(fields)
+        return not self.is_subject(fields) and (by or self._filter).matches(fields)
+
+    def is_subject(self, fields: Fields) -> bool:
+        """Whether the event says that this very endpoint fails or has recovered: it is not sent to the endpoint."""
+        return fields.get(b"id") == self.endpoint.encode() and event_type(fields) in _ABOUT_ONE

@@ -95,6 +95,17 @@ class WebhookDisabled(Document):
     disable_reason: str | None = None
 
 
+class WebhookFailing(Document):
+    endpoint: str
+    failure: str = Field(description="Why the last delivery failed; empty if no circuit is open.")
+    pending: Count = Field(description="Undelivered events.")
+    oldest_pending_seconds: Rate
+
+
+class WebhookRecovered(WebhookFailing):
+    failing_seconds: Rate = Field(description="How long it has failed.")
+
+
 class System(Document):
     component: Literal["sweeperd"]
     message: str
@@ -108,6 +119,8 @@ EVENTS: dict[str, tuple[str, type[Document]]] = {
     "reservation.expiry_rate_spike": ("reservation", ExpiryRateSpike),
     "budget.threshold_crossed": ("budget", ThresholdCrossed),
     "webhook.disabled": ("webhook", WebhookDisabled),
+    "webhook.failing": ("webhook", WebhookFailing),
+    "webhook.recovered": ("webhook", WebhookRecovered),
     "system.webhook_delivery_failed": ("system", System),
     "system.webhook_test": ("system", System),
 }

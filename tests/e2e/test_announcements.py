@@ -4,6 +4,7 @@ fits the schema.
 """
 
 import json
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -96,6 +97,38 @@ def test_what_is_said_about_deliveries_says_nothing_of_itself(
                 lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="operator") == 2, limit=60
             )
     assert client.xlen("sweeperd:events") == 2, "the expiry, and one event about its dead letter"
+
+
+@pytest.mark.slow
+def test_of_two_daemons_one_says_that_an_endpoint_fails_and_that_it_has_recovered(
+    server: Server, client: redis.Redis, operator: Receiver, tmp_path: Path
+) -> None:
+    works = threading.Event()
+    with Receiver(lambda *_: Answer(200 if works.is_set() else 500)) as broken:
+        endpoints = [
+            {"name": "broken", "url": broken.url},
+            {"name": "operator", "url": operator.url, "events": ["webhook.failing", "webhook.recovered"]},
+        ]
+        waits = {f"webhooks__{name}": "200ms" for name in ("redelivery_initial", "redelivery_max", "probe_max")}
+        env = environment(server.url, endpoints=endpoints, webhooks__attempts=1, **waits)
+        with daemon(env, tmp_path) as one, daemon(env, tmp_path) as other:
+
+            def counted(to: str) -> float:
+                name = "sweeperd_endpoint_transitions_total"
+                return sum(each.metric(name, endpoint="broken", to=to) for each in (one, other))
+
+            reserve(client, [f"entry {number}" for number in range(40)])
+            (failing,) = eventually(lambda: received(operator), limit=90)
+            assert eventually(lambda: counted("failing") == 1)
+            works.set()
+            eventually(lambda: len(received(operator)) > 1, limit=90)
+            assert eventually(lambda: counted("recovered") == 1)
+            eventually(lambda: not client.xpending("sweeperd:events", "broken")["pending"], limit=30)
+            assert one.terminate() == other.terminate() == 0
+            recovered = received(operator)[1]
+    assert [event["event_type"] for event in received(operator)] == ["webhook.failing", "webhook.recovered"]
+    assert (failing["data"]["endpoint"], failing["data"]["failure"]) == ("broken", "HTTP 500")
+    assert recovered["data"]["failing_seconds"] > 0
 
 
 def test_nothing_is_made_where_no_endpoint_names_it(server: Server, client: redis.Redis) -> None:

@@ -51,6 +51,9 @@ class Case(NamedTuple):
 
 CASES = {
     "delivery/acknowledge_unwanted": Case([EVENTS, FILTERS], ["billing", "", "1-1"], "xack"),
+    "delivery/announce": Case(
+        [CIRCUITS, ENDPOINTS, EVENTS], ["billing", "", "failing", "type", "failing"], "hdel hset xadd", (EVENTS,)
+    ),
     "delivery/begin_replay": Case([EVENTS, GROUPS], ["replay", "0-0", "1-1", NOTE], "xgroup hset"),
     "delivery/cancel_replay": Case([GROUPS], ["running", 5, '{"made_at":5,"cancelled":true}'], "hdel hset"),
     "delivery/change_owner": Case([EVENTS], ["billing", "us", "them", 0, 0, "", "1-1"], "xclaim"),

@@ -99,6 +99,7 @@ def test_series_are_there_before_anything_happens() -> None:
         "sweeperd_leases_lost_total": [("s1", "reservations")],
         "sweeperd_webhook_attempts_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
         "sweeperd_webhook_events_total": [("billing", "delivered"), ("billing", "failed"), ("billing", "rejected")],
+        "sweeperd_endpoint_transitions_total": [("billing", "failing"), ("billing", "recovered")],
         "sweeperd_webhook_dead_letters_total": [("billing",)],
         "sweeperd_webhook_dropped_attempts_total": [("billing",)],
         "sweeperd_webhook_order_waits_total": [("billing",)],

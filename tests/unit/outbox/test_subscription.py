@@ -54,6 +54,17 @@ def test_an_event_of_the_script_is_judged_by_its_fields(settings: dict[str, Any]
     assert Subscription(endpoint(**settings)).wants(entry) == EventFilter(endpoint(**settings)).matches(fields)
 
 
+def test_an_endpoint_hears_of_the_failures_of_others_only() -> None:
+    failing = {b"id": b"hook", b"type": b"webhook.failing"}
+    subscription = Subscription(endpoint(events=["webhook.failing", "webhook.disabled"]))
+    for fields, wanted in (
+        (failing, False),
+        (failing | {b"id": b"other"}, True),
+        (failing | {b"type": b"webhook.disabled"}, True),
+    ):
+        assert subscription.wants(OutboxEntry.of(b"1-0", 1, fields)) is wanted
+
+
 @pytest.mark.parametrize("own", [{b"kind": b"seat-hold"}, {b"only_for": b"audit"}])
 def test_an_event_with_other_fields_is_no_plain_expiry(own: Fields) -> None:
     fields = dict.fromkeys(EXPIRY_FIELDS, b"")

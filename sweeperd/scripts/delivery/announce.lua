@@ -1,0 +1,47 @@
+-- Announces that deliveries to an endpoint fail, or work again, once for all processes: the first to change the note
+-- adds the event.
+--
+-- KEYS[1] -> sweeperd:circuits   HASH  failing:<endpoint> -> `failing` or `recovered`, and since when, ms
+-- KEYS[2] -> sweeperd:endpoints  HASH  endpoint -> state, JSON: a paused or muted endpoint is left alone
+-- KEYS[3] -> sweeperd:events     STREAM
+-- ARGV[1] -> the endpoint
+-- ARGV[2] -> the note as the caller has read it; empty: none
+-- ARGV[3] -> `failing` or `recovered`
+-- ARGV[4..] -> the fields of the event, name and value in turn; none: only the note is changed
+-- Returns 1; 0 if another process has changed the note since, or if the endpoint is paused or muted.
+--
+-- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
+-- follow.
+
+-- @include clock
+-- @include json
+-- @include rights
+-- @include trial
+
+local field = 'failing:' .. ARGV[1]
+if (redis.call('HMGET', KEYS[1], field)[1] or '') ~= ARGV[2] then
+  return 0
+end
+local found = redis.call('HGET', KEYS[2], ARGV[1])
+if found then
+  local is_json, state = pcall(json.decode, found)
+  if not is_json or type(state) ~= 'table' or type(state.paused_at) == 'number'
+    or (tonumber(state.muted_until) or 0) > clock.now then
+    return 0
+  end
+end
+redis.call('XLEN', KEYS[3]) -- fail before the first write if the key has the wrong type
+local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or ARGV[4] and no_right('XADD', KEYS[3])
+if refused then
+  return refused
+end
+trial('HDEL', KEYS[1])
+if ARGV[4] then
+  -- Before the note, because a stream at the greatest possible id refuses entries.
+  local added = redis.pcall('XADD', KEYS[3], '*', unpack(ARGV, 4))
+  if type(added) == 'table' then
+    return added
+  end
+end
+redis.call('HSET', KEYS[1], field, ARGV[3] .. ' ' .. clock.now_text)
+return 1

@@ -1,0 +1,157 @@
+"""Endpoints that fail and recover, as all processes see them: other endpoints hear of each transition once."""
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from sweeperd.config import WEBHOOK_FAILING, WEBHOOK_RECOVERED, Settings
+from sweeperd.context import ShardContext
+from sweeperd.delivery.dispatcher import Dispatcher
+from sweeperd.delivery.failures import FailureWatch
+from sweeperd.metrics import Metrics
+from sweeperd.outbox import (
+    Announcements,
+    CircuitNote,
+    CircuitStateStore,
+    EndpointStateStore,
+    GroupBacklog,
+)
+from sweeperd.store import Shard
+from tests.support.builders import make_lane
+from tests.support.fixtures import full
+from tests.support.harness import server_time
+from tests.support.streams import entries
+
+EVENTS, CIRCUITS = "sweeperd:events", "sweeperd:circuits"
+TYPES = [WEBHOOK_FAILING, WEBHOOK_RECOVERED]
+MINUTE = 60_000
+
+
+class Fleet:
+    """Several processes with the endpoints `hook` and `operator`, none of which sends anything."""
+
+    def __init__(self, shard: Shard, client: redis.Redis, hook: dict[str, Any] | None = None) -> None:
+        self._circuits, self._client = CircuitStateStore(shard), client
+        self.metrics = Metrics()
+        url = "http://127.0.0.1:9/"
+        endpoints = [{"name": "hook", "url": url} | (hook or {}), {"name": "operator", "url": url, "events": TYPES}]
+        settings = Settings.model_validate({"webhooks": {"endpoints": endpoints}})
+        self.processes = [
+            Dispatcher(ShardContext(settings, shard, self.metrics, threading.Event(), 2)) for _ in range(4)
+        ]
+        for process in self.processes:
+            process.prepare()
+
+    def circuits(self, **is_open: bool) -> None:
+        """Publish the circuit to `hook` of each of these processes."""
+        now = server_time(self._client)
+        for process, opened in is_open.items():
+            probe_at, reason = (now + 1000, "HTTP 500") if opened else (0, "")
+            self._circuits.write("hook", CircuitNote(process=process, at=now, probe_at=probe_at, reason=reason))
+
+    def maintain(self) -> list[dict[str, Any]]:
+        """All processes at once. Returns the data of all announcements so far, with their types."""
+        threads = [threading.Thread(target=process.maintain) for process in self.processes]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        told = [fields for _, fields in entries(self._client, EVENTS) if b"data" in fields]
+        return [json.loads(fields[b"data"]) | {"type": fields[b"type"].decode()} for fields in told]
+
+    def counted(self, to: str) -> float | None:
+        return self.metrics.registry.get_sample_value(
+            "sweeperd_endpoint_transitions_total", {"endpoint": "hook", "to": to}
+        )
+
+
+@pytest.fixture
+def fleet(shard: Shard, client: redis.Redis) -> Fleet:
+    return Fleet(shard, client)
+
+
+def test_each_transition_is_announced_once(fleet: Fleet) -> None:
+    fleet.circuits(one=True, two=False)
+    assert fleet.maintain() == [], "not every process fails"
+    assert fleet.counted("failing") == fleet.counted("recovered") == 0
+    fleet.circuits(two=True)
+    fleet.maintain()
+    (failing,) = fleet.maintain()
+    assert failing == {
+        "type": WEBHOOK_FAILING, "endpoint": "hook", "failure": "HTTP 500", "pending": 0, "oldest_pending_seconds": 0
+    }  # fmt: skip
+    fleet.circuits(one=False)
+    fleet.maintain()
+    _, recovered = fleet.maintain()
+    assert 0 <= recovered.pop("failing_seconds") < 60
+    assert recovered == failing | {"type": WEBHOOK_RECOVERED, "failure": "HTTP 500"}
+    assert fleet.counted("failing") == fleet.counted("recovered") == 1
+    fleet.circuits(one=True)
+    assert [event["type"] for event in fleet.maintain()] == [*TYPES, WEBHOOK_FAILING]
+
+
+def test_an_event_that_waits_for_minutes(shard: Shard, client: redis.Redis, fleet: Fleet) -> None:
+    client.xadd(EVENTS, {"tenant": "acme"}, id=f"{server_time(client) - 4 * MINUTE}-1")
+    assert fleet.maintain() == []
+    client.delete(EVENTS)
+    client.xgroup_create(EVENTS, "hook", "0", mkstream=True)
+    old = client.xadd(EVENTS, {"tenant": "acme"}, id=f"{server_time(client) - 6 * MINUTE}-1")
+    (failing,) = fleet.maintain()
+    assert (failing["failure"], failing["pending"]) == ("", 1)
+    assert 360 <= failing["oldest_pending_seconds"] < 400
+    client.xreadgroup("hook", "us", {EVENTS: ">"})
+    client.xack(EVENTS, "hook", old)
+    assert [event["type"] for event in fleet.maintain()] == TYPES
+
+
+def test_events_from_before_a_new_group_count_from_when_it_was_made(shard: Shard, client: redis.Redis) -> None:
+    client.xadd(EVENTS, {"tenant": "acme"}, id=f"{server_time(client) - 6 * MINUTE}-1")
+    assert Fleet(shard, client, {"start": "beginning"}).maintain() == []
+
+
+@pytest.mark.parametrize(
+    "rest", [lambda store: store.pause("hook", "moving house"), lambda store: store.mute("hook", 60)]
+)
+def test_a_paused_or_muted_endpoint_is_left_alone(
+    rest: Callable[[EndpointStateStore], object], shard: Shard, client: redis.Redis, fleet: Fleet
+) -> None:
+    """The processes have not yet noticed that it is; the script sees it."""
+    fleet.circuits(one=True)
+    state = EndpointStateStore(shard)
+    rest(state)
+    assert fleet.maintain() == []
+    assert state.resume("hook")
+    assert len(fleet.maintain()) == 1
+
+
+@pytest.fixture
+def watch(shard: Shard) -> FailureWatch:
+    shard.read_clock()
+    return FailureWatch(CircuitStateStore(shard), Announcements(shard.clock, TYPES))
+
+
+def test_a_process_that_looked_before_another_announced_announces_nothing(
+    shard: Shard, client: redis.Redis, fleet: Fleet, watch: FailureWatch
+) -> None:
+    """It may have been suspended in between, over two transitions."""
+    fleet.circuits(one=True)
+    fleet.maintain()
+    fleet.circuits(one=False)
+    fleet.maintain()
+    watch.look()
+    for opened in (True, False):
+        fleet.circuits(one=opened)
+        fleet.maintain()
+    watch.judge(make_lane(shard), GroupBacklog(1, True, 1000.0), server_time(client))
+    assert len(fleet.maintain()) == 4
+
+
+def test_a_full_redis_takes_the_announcement(shard: Shard, client: redis.Redis, watch: FailureWatch) -> None:
+    watch.look()
+    with full(shard):
+        watch.judge(make_lane(shard), GroupBacklog(1, True, 1000.0), server_time(client))
+    assert client.xlen(EVENTS) == client.hlen(CIRCUITS) == 1

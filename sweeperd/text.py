@@ -72,17 +72,15 @@ def timestamp(milliseconds: float | None) -> str | None:
 
 
 def span(seconds: float) -> str:
-    """A readable duration: `0.4 s`, `12 s`, `3 m 5 s`, `2 h 10 m`, `4 d 3 h`."""
+    """A readable duration: `0.4 s`, `12 s`, `3 m 5 s`, `2 h`, `4 d 3 h`. The status page uses the same format."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} m {whole % 60} s"
-    if whole < 86_400:
-        return f"{whole // 3600} h {whole % 3600 // 60} m"
-    return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    for size, unit, part, smaller in ((86_400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            rest = whole % size // part
+            return f"{whole // size} {unit}" + (f" {rest} {smaller}" if rest else "")
+    return f"{whole} s"
 
 
 def mib(size: int) -> str:

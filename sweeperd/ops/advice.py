@@ -35,7 +35,7 @@ class Advice:
 def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
     """Advice about a shard that answers. `options` are added to each command."""
     if status.empty:
-        yield Advice(f"{status.address}: {WARNING}", (command_line("check", *options),))
+        yield Advice(WARNING.format(status.address), (command_line("check", *options),))
     for duty in status.processes.missing:
         role, section = _DUTIES[duty]
         yield Advice(f"no process {duty}: start a daemon with the role {role} or all", (), section)
@@ -82,7 +82,9 @@ def set_aside_advice(status: ShardStatus) -> Iterator[Advice]:
 def _memory_advice(status: ShardStatus, options: Sequence[str]) -> Iterator[Advice]:
     percent, commands = status.memory_percent, (command_line("check", *options),)
     if status.deferred:
-        text = f"{status.deferred} expiries wait, because Redis uses {percent} % of its maxmemory: give it memory first"
+        text = (
+            f"{status.deferred:,} expiries wait, because Redis uses {percent} % of its maxmemory: give it memory first"
+        )
         yield Advice(text, commands, "sweeperdexpiriesdeferred")
     elif percent is not None and percent >= ALMOST_FULL:
         effect = "and refuses new reservations" if percent >= 100 else "and refuses new reservations at 100 %"

@@ -20,7 +20,7 @@ from sweeperd.sweep.reservations import REASONS
 from tests.conftest import BINARIES
 from tests.support.builders import endpoint_status, kind_status, shard_view
 from tests.support.eyes.browser import Browser, Page, needs_browser
-from tests.support.eyes.staged import NOW_MS, Shards, attempted, busy, served, settings
+from tests.support.eyes.staged import NOW_MS, STATES, Shards, attempted, busy, served, settings
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
@@ -163,7 +163,7 @@ def test_it_fits_and_can_be_read(browser: Browser, width: int, dark: bool) -> No
     with opened(browser, ("billing", "crm", "warehouse"), busy, width=width, dark=dark) as page:
         page.shows("live")
         assert answers(page) == ["Yes", "No", "Yes"]
-        page.shows("· only acme · ≈ 7,500 of 12,000 done · begun 4 min ago")
+        page.shows("· only acme · ≈ 7,500 of 12,000 done · begun 4 m ago")
         assert overflowing(page) == []
         ground = page.run("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, ground[4:-1].split(","))) < 3 * 64) == dark
@@ -201,6 +201,20 @@ def test_an_endpoint_and_a_reason_open_to_what_may_be_done(browser: Browser, wid
         page.shows("sweeperd endpoints resume crm --shard eu")
         assert page.problems == []
         page.close()
+
+
+@pytest.mark.parametrize("width", [PHONE, DESK])
+def test_each_state_fits(browser: Browser, width: int) -> None:
+    for state, said in (
+        ("empty", "no process sweeps"),
+        ("full", "wait for memory"),
+        ("kinds", "lock"),
+        ("trouble", "10,000+"),
+    ):
+        with opened(browser, ["billing"], STATES[state], width=width) as page:
+            page.shows(said)
+            assert overflowing(page) == [], state
+            assert "59 m" not in page.text, "the charts reach back an hour"
 
 
 def test_an_endpoint_without_a_group_is_not_one_for_which_nothing_waits(browser: Browser) -> None:
@@ -260,7 +274,7 @@ def test_a_silent_process_is_shown_in_red(browser: Browser, width: int) -> None:
         for name, ago in (("host-1-17-aaaaaa", 4000), ("host-2-18-bbbbbb", 130_000))
     )
     with opened(browser, ["hook"], changed(processes=Processes(processes)), width=width) as page:
-        page.shows("2 min ago, silent")
+        page.shows("2 m 10 s ago, silent")
         page.shows("sweeps reservations, lock")
         page.shows("Process host-2-18-bbbbbb has been silent for 2 m 10 s")
         rows = page.run(

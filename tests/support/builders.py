@@ -185,7 +185,7 @@ def shard_status(
     name: str = "eu", address: str = "", *, kinds: Sequence[KindDocument] = (), **about: Any
 ) -> ShardStatus:
     """A shard with these kinds beside reservations. `about`: of `kind_status`, for reservations; else of the shard."""
-    ours = ("due", "rate", "tick", "sweeping", "last_walk", "quarantined")
+    ours = ("due", "rate", "tick", "sweeping", "last_walk", "quarantined", "alive")
     built_in = {field: about.pop(field) for field in ours if field in about}
     first = kind_status("reservations", now=about.get("now_ms", 0), **built_in)
     return ShardStatus(name, address, kinds=(first, *kinds), **about)

@@ -5,11 +5,15 @@
   const digits = (count) => new Intl.NumberFormat("en", { minimumFractionDigits: count, maximumFractionDigits: count });
   const fine = [digits(2), digits(1), digits(0)];
 
+  // A duration as `sweeperd status` writes it.
   function span(seconds) {
-    if (seconds < 100) return `${Math.round(seconds)} s`;
-    if (seconds < 6000) return `${Math.round(seconds / 60)} min`;
-    if (seconds < 172800) return `${Math.round(seconds / 3600)} h`;
-    return `${Math.round(seconds / 86400)} d`;
+    if (seconds < 10) return `${seconds.toFixed(1)} s`;
+    const whole = Math.floor(seconds);
+    for (const [size, unit, part, smaller] of [[86400, "d", 3600, "h"], [3600, "h", 60, "m"], [60, "m", 1, "s"]]) {
+      const rest = Math.floor((whole % size) / part);
+      if (whole >= size) return `${Math.floor(whole / size)} ${unit}${rest ? ` ${rest} ${smaller}` : ""}`;
+    }
+    return `${whole} s`;
   }
 
   const plural = (count, one, many) => `${counted.format(count)} ${count === 1 ? one : many}`;

@@ -114,6 +114,9 @@
   // How far back the charts show, seconds.
   const reached = (ago) => Math.min(3600, Math.max(SHORTEST_SPAN, ago[0] ?? 0));
 
+  // The same in words, to the minute.
+  const reach = (seconds) => span(60 * Math.round(seconds / 60));
+
   class Chart {
     // `least`: the smallest value that fills the height, so that a single event is not a mountain.
     constructor(label, format, least) {
@@ -157,10 +160,10 @@
       const floor = (points) => `M${points[0][0].toFixed(1)} ${HEIGHT}L${path(points)}L${points.at(-1)[0].toFixed(1)} ${HEIGHT}Z`;
       this.area.setAttribute("d", lines.map(floor).join(""));
       this.showGaps(down);
-      say(this.since, `${span(this.reach)} ago`);
+      say(this.since, `${reach(this.reach)} ago`);
       if (!this.pointed) say(this.reading, `up to ${this.format(this.most)}`);
       const last = values.findLast((value) => value !== null) ?? 0;
-      this.svg.setAttribute("aria-label", `${this.label}: ${this.format(last)} now, up to ${this.format(this.most)} in ${span(this.reach)}`);
+      this.svg.setAttribute("aria-label", `${this.label}: ${this.format(last)} now, up to ${this.format(this.most)} in ${reach(this.reach)}`);
     }
 
     showGaps(down) {
@@ -231,7 +234,7 @@
       say(this.answer, answer);
       details.forEach((detail, number) => {
         if (!this.details.children[number]) this.details.append(element("li"));
-        say(this.details.children[number], detail);
+        say(this.details.children[number], detail.replace(/\d+ [dhm] \d+ [hms]\b|\d [dhms]\b/g, (duration) => duration.replaceAll(" ", "\u00a0")));
       });
       while (this.details.children.length > details.length) this.details.lastChild.remove();
     }
@@ -504,7 +507,7 @@
       const { now } = status;
       this.kinds.show(status.kinds.map((kind) => ({ kind, shard, ago, down })), ({ kind }) => kind.kind);
       // The charts show what is known, which is less than an hour after a start.
-      say(this.reach, `Waiting, last ${span(reached(ago))}`);
+      say(this.reach, `Waiting, last ${reach(reached(ago))}`);
       this.table.hidden = status.endpoints.length === 0;
       this.endpoints.show(
         status.endpoints.flatMap((endpoint, number) =>

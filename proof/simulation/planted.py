@@ -216,8 +216,9 @@ def others_filter_ignored() -> None:
 
 @planted("a process reads the filters of the others once, and judges by them forever")
 def judged_before() -> None:
-    compared = "(redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[2]"
-    in_script("delivery/acknowledge_unwanted", compared, "false")
+    for script, argument in (("acknowledge_unwanted", 2), ("pass_unwanted", 3)):
+        compared = f"(redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[{argument}]"
+        in_script(f"delivery/{script}", compared, "false")
     replace(Filters, "update", lambda original: lambda self: None if self._next_at else original(self))
 
 

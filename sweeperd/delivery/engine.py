@@ -122,7 +122,8 @@ class Engine:
         return not any(thread.is_alive() for thread in threads)
 
     def _settled(self, lanes: Sequence[Lane]) -> None:
-        self._reader.touch(lanes, wake=any(lane.awaits_room and lane.in_flight.worth_reading for lane in lanes))
+        freed = self._reader.starved or any(lane.awaits_room and lane.in_flight.worth_reading for lane in lanes)
+        self._reader.touch(lanes, wake=freed)
 
     def _thread(self, work: str, target: Callable[[], None]) -> threading.Thread:
         progress = self._progress[work] = Progress()

@@ -11,6 +11,10 @@ from sweeperd.outbox import OutboxEntry
 IN_FLIGHT_BYTES = 12 * 1024 * 1024
 #: How many events they have in hand: two full batches of the largest size for each of 16 requests.
 IN_FLIGHT_EVENTS = 32_000
+#: How large an event is taken to be before the first one is known, bytes.
+FIRST_GUESS = 8 * 1024
+#: Up to how many times IN_FLIGHT_BYTES are in hand if lanes are held up.
+HELD_UP_ROOM = 4
 
 
 @dataclass(slots=True)
@@ -27,11 +31,17 @@ class Room:
     lanes: int = 1
     #: How many of them are held up, by their receivers or `max_rate`: they lessen nobody's part of `concurrency`.
     held_up: int = 0
+    #: How large the last events were, bytes. All lanes read the same stream.
+    typical: float = FIRST_GUESS
 
     @property
     def requests(self) -> int:
         """How many requests of one lane may be in flight while others wait."""
         return -(-self.concurrency // max(1, self.lanes - self.held_up))
+
+    def left(self, in_hand: int, held_up: int) -> int:
+        """How many more bytes may be taken if so many are in hand, of which lanes that are held up have `held_up`."""
+        return min(self.bytes - (in_hand - held_up), HELD_UP_ROOM * self.bytes - in_hand)
 
 
 class InFlight:
@@ -46,7 +56,7 @@ class InFlight:
         self._room = room
         self._batch = batch
         self._requests = requests
-        self._bytes = 0
+        self.bytes = 0
         self._typical = 1.0
         self._sizes: dict[bytes, int] = {}
         self._lock = threading.Lock()
@@ -58,6 +68,16 @@ class InFlight:
         return entry in self._sizes
 
     @property
+    def typical(self) -> float:
+        """How large the next event is likely to be, bytes."""
+        return max(self._typical, self._room.typical)
+
+    def learn(self, entries: Sequence[OutboxEntry]) -> None:
+        """These were the last events."""
+        if entries:
+            self._typical = self._room.typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
+
+    @property
     def capacity(self) -> int:
         """How many events the lane may have in hand at this moment."""
         wanted = 2 * self._batch * (self._requests or self._room.requests)
@@ -66,7 +86,7 @@ class InFlight:
     @property
     def free(self) -> int:
         """How many more events may be taken; at least 1 if nothing is in hand, however large the event is."""
-        by_bytes = int((self._room.bytes // self._room.lanes - self._bytes) / self._typical)
+        by_bytes = int((self._room.bytes // self._room.lanes - self.bytes) / self.typical)
         return max(0 if self._sizes else 1, min(self.capacity - len(self._sizes), by_bytes))
 
     @property
@@ -83,11 +103,10 @@ class InFlight:
         """Events that the reader has taken."""
         sizes = {entry.id: entry.size for entry in entries}
         with self._lock:
-            self._bytes += sum(sizes.values()) - sum([self._sizes.get(entry, 0) for entry in sizes])
+            self.bytes += sum(sizes.values()) - sum([self._sizes.get(entry, 0) for entry in sizes])
             self._sizes |= sizes
-            self._typical = max(1.0, sum(sizes.values()) / len(sizes)) if sizes else self._typical
 
     def remove(self, ids: Iterable[bytes]) -> None:
         """Forget these events, because they are settled."""
         with self._lock:
-            self._bytes -= sum([self._sizes.pop(entry, 0) for entry in ids])
+            self.bytes -= sum([self._sizes.pop(entry, 0) for entry in ids])

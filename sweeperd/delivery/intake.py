@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Sequence
 
+from sweeperd.delivery.ahead import FEW, Page
 from sweeperd.delivery.lane import Lane
 from sweeperd.delivery.pool import Pool
 from sweeperd.delivery.scan import DueScan, OrderedScan, ProbeChooser
@@ -28,24 +29,18 @@ class ReadSize:
 
     def __init__(self) -> None:
         self._asked = 0
-        #: How many events are read for each free place, and how many bytes an event had in the last read.
-        self._each, self._typical = 1, 1.0
+        #: How many events are read for each free place.
+        self._each = 1
 
-    @property
-    def most(self) -> int:
-        """How many events to read if none of them needs room."""
-        return max(1, min(READ_COUNT, int(READ_BYTES / self._typical)))
-
-    def fit(self, room: int) -> int:
-        """How many events to read if there is room for up to `room` wanted events."""
-        self._asked = max(1, min(room * self._each, self.most))
+    def fit(self, room: int, most: int) -> int:
+        """How many events to read, up to `most`, if there is room for up to `room` wanted events."""
+        self._asked = max(1, min(room * self._each, most))
         return self._asked
 
     def learn(self, entries: Sequence[OutboxEntry], wanted: int) -> None:
         """Learn from the last read. `wanted`: how many of its entries the endpoint wants."""
         if not entries:
             return
-        self._typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
         most = len(entries) // (2 * wanted) if wanted > 0 else READ_COUNT
         # Without a backlog, reads stay small: of a burst of wanted events, other processes get a share.
         self._each = max(1, min(2 * self._each, most)) if len(entries) == self._asked else 1
@@ -73,9 +68,13 @@ class Intake:
         self._probes = ProbeChooser(lane.subscription, lane.outbox, lane.order)
         #: When the known pending events were last compared with the group (monotonic).
         self._compared_at = -math.inf
+        #: Whether other lanes with a filter may know what comes next.
+        self.filtered = lane.live and lane.order is None and not lane.subscription.gets_all
         self._read_size = ReadSize()
         #: New events are not read before this time, and an open circuit is not worked on.
         self._read_at = self._open_at = 0.0
+        #: Whether the last chore of an open circuit left events in hand: their result tells whether to give others up.
+        self._probing = False
         #: Whether the endpoint was paused at the last reading of its state.
         self._paused = lane.state.state.paused
         #: No probe is tried before this time, because there was no event for the last one.
@@ -135,7 +134,8 @@ class Intake:
         if lane.circuit.open:
             if not (lane.parked or self.behind):
                 return math.inf
-            return max(self.rests_until, min(self._open_at, self._probe_at))
+            answered = self._probing and not len(lane.in_flight)
+            return max(self.rests_until, 0.0 if answered else min(self._open_at, self._probe_at))
         if lane.state.resting or not lane.in_flight.free or not (lane.parked or not self.scan.at_start):
             return math.inf
         return max(self.rests_until, self.scan.due_at)
@@ -161,21 +161,53 @@ class Intake:
             return bool(parked) or not self.scan.at_start
         did = (yield from self._take_back()) or (yield from self._probe()) or (yield from self._give_up_old())
         self._open_at = 0.0 if did else self._clock() + self._refresh_every
+        self._probing = bool(len(lane.in_flight))
         return did
 
-    def read(self, most: int, *, half: bool = False) -> Operation[bool]:
-        """Take new events, `most` at most. Returns whether there were any. `half`: leave room for events due again."""
-        lane, free = self.lane, self.lane.in_flight.free
-        if half:
-            free = max(1, free // 2)
-        asked = min(most, self._read_size.fit(free))
-        new = yield from lane.outbox.read.part(lane.group, asked)
+    @property
+    def most(self) -> int:
+        """How many events to read if none of them needs room."""
+        return max(1, min(READ_COUNT, int(READ_BYTES / self.lane.in_flight.typical)))
+
+    def asks(self, most: int, *, half: bool = False) -> int:
+        """How many new events to take, up to `most`. `half`: leave room for events due again."""
+        free = self.lane.in_flight.free
+        return self._read_size.fit(max(1, free // 2) if half else free, min(most, self.most))
+
+    def read(self, asked: int, page: Page | None = None) -> Operation[bool]:
+        """Take new events, up to `asked`. Returns whether there were any. `page`: what is known of them already."""
+        lane, new = self.lane, list[OutboxEntry]()
+        place = page.place(self.position) if page is not None else None
+        if page is not None and place is not None:
+            unwanted, then = page.look(place, lane.subscription, asked)
+            if unwanted > FEW or not then:
+                passed, new = (
+                    (yield from self._pass(page.entries[place : place + unwanted])) if unwanted else (True, [])
+                )
+                if passed:
+                    self.behind = page.more or bool(then)
+                    if not then:
+                        return bool(unwanted)
+                    asked = min(asked, then)
+                elif new:
+                    asked = len(new)  # there may be more
+            else:
+                asked = min(asked, unwanted + then)
+        new = new or (yield from lane.outbox.read.part(lane.group, asked))
         self._taken(new)
         self.behind = len(new) >= asked
         if 0 < len(new) < lane.limits.events and len(lane.in_flight):
             self._read_at = self._clock() + lane.timing.gather_events  # for a fuller batch: senders are busy
         self._read_size.learn(new, (yield from self._queue(new, in_order=True)))
         return bool(new)
+
+    def _pass(self, unwanted: Sequence[OutboxEntry]) -> Operation[tuple[bool, list[OutboxEntry]]]:
+        """Move the group past these events. As `Outbox.pass_unwanted`."""
+        first, last = unwanted[0].id, unwanted[-1].id
+        passed, new = yield from self.lane.outbox.pass_unwanted.part(self.lane.subscription, first, last)
+        if passed:
+            self.position = last
+        return passed, new
 
     @property
     def _probe_at(self) -> float:
@@ -194,7 +226,7 @@ class Intake:
         lane = self.lane
         if lane.state.resting or len(lane.in_flight) or not lane.circuit.take_probe():
             return False
-        new, parked = yield from self._probes.take(self._read_size.fit(1))
+        new, parked = yield from self._probes.take(self._read_size.fit(1, self.most))
         self._taken(new)
         wanted = yield from self._queue([*new, *parked], probe=True)
         self._read_size.learn(new, wanted - len(parked))
@@ -211,6 +243,7 @@ class Intake:
         in hand already is left out: if a group is lost and made again, the group gives some events anew.
         """
         lane, outbox = self.lane, self.lane.outbox
+        lane.in_flight.learn(entries)
         entries = [entry for entry in entries if entry.id not in lane.in_flight]
         gone: list[OutboxEntry] = []
         wanted: list[OutboxEntry] = []
@@ -272,7 +305,7 @@ class Intake:
         if not before_ms or not lane.circuit.failed_lately:
             return False
         group, outbox, untried_too = lane.group, lane.outbox, not lane.circuit.rests_on_one_event
-        most = self._read_size.most
+        most = self.most
         untaken = 0
         if untried_too and self.behind and (lane.order is None or lane.order.reads):
             untaken = yield from outbox.untaken.part(self.position, before_ms, most)

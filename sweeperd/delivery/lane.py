@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 #: A request may last until its deadline. A sender that is this late, seconds, hangs.
 LATE = 5.0
+#: If more events are given up together, one log line tells of all of them.
+LOGGED = 10
 #: How many calls of the relay are in flight: while Redis works on one, the process prepares the other.
 RELAY_CALLS = 2
 
@@ -279,10 +281,15 @@ class Lane:
     def give_up(self, entries: Sequence[OutboxEntry], reason: str, owner: bytes | None = None) -> Operation[None]:
         """Replace pending events by dead letters now. `owner`: as in `Outbox.give_up`. Raises redis.RedisError."""
         given_up = yield from self.outbox.give_up.part(self.group, entries, reason, self.endpoint, owner)
-        for entry in given_up:
-            self.count("dead_lettered", 1)
-            self.metrics.webhooks.dead_letters.labels(self.endpoint).inc()
+        if not given_up:
+            return
+        self.count("dead_lettered", len(given_up))
+        self.metrics.webhooks.dead_letters.labels(self.endpoint).inc(len(given_up))
+        # A line takes as long as the rest, so of a page there is a single line.
+        singly = given_up if len(given_up) <= LOGGED else given_up[:1]
+        for entry in singly:
             fields = {"stream_id": entry.id.decode(), "reason": reason, "hand_overs": entry.deliveries}
+            fields |= {"events": len(given_up)} if len(singly) < len(given_up) else {}
             log.error("given up: the event is a dead letter", extra=self.log_fields | fields)
 
 

@@ -12,6 +12,7 @@ import redis
 from sweeperd import progress
 from sweeperd.context import ShardContext
 from sweeperd.delivery import cpu_policy
+from sweeperd.delivery.ahead import Ahead
 from sweeperd.delivery.in_flight import Room
 from sweeperd.delivery.intake import Intake
 from sweeperd.delivery.lane import Lane
@@ -34,6 +35,8 @@ SET_BACK = 1.0
 CHORES, CHORES_FOR = 8, 0.02
 #: How many events the lanes of a round trip read together at most.
 READ_TOGETHER = 20_000
+#: If the bytes in hand leave no room, the reader looks again after so long, seconds: requests may be slow by then.
+STARVED = 0.25
 #: A round of reads that takes less time, seconds, may follow the next news at once.
 CHEAP = 0.005
 
@@ -59,6 +62,9 @@ class Reader:
         self._refresh_every = min(timing.refresh_every, initial / 4)
         self._circuits = CircuitStateStore(shard, timing)
         self._outage = Outage(log, "delivery", {"shard": shard.name})
+        self._ahead = Ahead(outbox)
+        #: Whether lanes wait until others have fewer bytes in hand.
+        self.starved = False
         #: Set by the engine when there is a watcher.
         self.watcher: Watcher | None = None
         self._intakes: dict[Lane, Intake] = {}
@@ -148,6 +154,7 @@ class Reader:
         to do, and how long to wait if nothing changes, seconds. Raises redis.RedisError.
         """
         self._arrange()
+        self.starved = False
         cpu_policy.follow(batch=bool(self._intakes) and all(lane.limits.events > 1 for lane in self._intakes))
         self.heartbeat()
         if self._clock() >= self._refresh_at:
@@ -157,6 +164,7 @@ class Reader:
         news = self._news and now >= self._news_at
         if news:
             self._news = False
+            self._ahead.news()
             for each in self._at:
                 each.news()
             self._reckon(self._at)
@@ -213,18 +221,44 @@ class Reader:
 
     def _read(self, readers: Sequence[Intake], *, news: bool) -> bool:
         began = self._clock()
-        at_work = {each.lane for each in (*readers, *self._holding())}
-        self._room.lanes, self._room.held_up = max(1, len(at_work)), len(at_work & self._pool.held_up)
-        most = max(1, READ_TOGETHER // min(TOGETHER, max(1, len(readers))))
-        operations: list[tuple[Intake | None, Operation[Any]]] = [
-            (each, each.read(most, half=each in self._chores)) for each in readers
-        ]
+        operations: list[tuple[Intake | None, Operation[Any]]] = []
         if news and self.watcher:
-            operations.insert(0, (None, self._watch_from(self.watcher)))
+            operations.append((None, self._watch_from(self.watcher)))
+        if len(filtered := [each for each in readers if each.filtered]) > 1:
+            operations.append((None, self._ahead.read([each.position for each in filtered], filtered[0].most)))
+            self._run(operations)
+            operations = []
+        for each, asked in self._affordable(readers):
+            page = self._ahead.page(each.position) if each.filtered else None
+            operations.append((each, each.read(asked, page)))
+            self._at[each] = self._at.pop(each)  # the others come first in the next round
         found = self._run(operations)
         if (took := self._clock() - began) > CHEAP:
             self._news_at = self._clock() + took
         return found
+
+    def _affordable(self, readers: Sequence[Intake]) -> list[tuple[Intake, int]]:
+        """
+        Those of the readers that may read now, and how many events each: what they read together is bounded, and so is
+        what all lanes have in hand.
+        """
+        holding = {each.lane for each in self._holding()}
+        at_work = holding.union(each.lane for each in readers)
+        held_up = at_work & self._pool.held_up
+        self._room.lanes, self._room.held_up = max(1, len(at_work)), len(held_up)
+        left = self._room.left(_bytes(holding), _bytes(held_up))
+        most = max(1, READ_TOGETHER // min(TOGETHER, max(1, len(readers))))
+        chosen: list[tuple[Intake, int]] = []
+        events = READ_TOGETHER
+        for each in readers:
+            typical = each.lane.in_flight.typical
+            asked = min(each.asks(most, half=each in self._chores), events, int(left / typical))
+            if len(chosen) == TOGETHER or (asked < 1 and (chosen or holding)):
+                break  # how large these events are tells how many the others may take
+            chosen.append((each, max(1, asked)))
+            events, left = events - asked, left - int(asked * typical)
+        self.starved = bool(readers and not chosen)
+        return chosen
 
     def _watch_from(self, watcher: Watcher) -> Operation[bool]:
         """Before the reads, in the same round trip: what is added from here on is news."""
@@ -299,6 +333,8 @@ class Reader:
         now = self._clock()
         if self._chores:
             return 0.0
+        if self.starved:
+            return STARVED
         # Since it was reckoned, a lane may have lost its room to others.
         self._reckon([each for each, at in self._at.items() if at <= now])
         at = min(self._refresh_at, self._heartbeat_at, now + self._timing.block)
@@ -410,6 +446,7 @@ class Reader:
         )
 
     def _all_behind(self) -> None:
+        self._ahead.forget()
         for each in self._intakes.values():
             each.behind = each.lane.parked = True
         self._refresh_at = 0.0
@@ -442,6 +479,11 @@ def ensure_group(lane: Lane) -> None:
     lane.redelivery.counts_from_ms = made_at
     if isinstance(start, StreamId) and not made_at:
         lane.stop.set()
+
+
+def _bytes(lanes: Iterable[Lane]) -> int:
+    """How many bytes of events these have in hand."""
+    return sum(lane.in_flight.bytes for lane in lanes)
 
 
 def _replies(requests: Sequence[Request]) -> Operation[list[Any]]:

@@ -172,5 +172,8 @@ class Settler:
                 lane.parked = True
                 yield from lane.outbox.release.part(lane.group, entries)
             case Disposition.DEAD_LETTER:
+                by_reason: dict[str, list[OutboxEntry]] = {}
                 for settlement in settlements:
-                    yield from lane.give_up(settlement.entries, settlement.reason)
+                    by_reason.setdefault(settlement.reason, []).extend(settlement.entries)
+                for reason, some in by_reason.items():
+                    yield from lane.give_up(some, reason)

@@ -85,6 +85,7 @@ class Outbox:
         self._dead_letter = Script("delivery/dead_letter")
         self._change_owner = Script("delivery/change_owner")
         self._acknowledge_unwanted = Script("delivery/acknowledge_unwanted")
+        self._pass_unwanted = Script("delivery/pass_unwanted")
         #: The filters of all living processes.
         self.filters = filters or Filters(shard, consumer)
         #: The consumer groups of the endpoints.
@@ -97,6 +98,12 @@ class Outbox:
             "XREADGROUP", "GROUP", group, self.consumer, "COUNT", count, "STREAMS", self._key, ">"
         )
         return entries
+
+    @operation
+    def peek(self, position: bytes, count: int) -> Operation[list[OutboxEntry]]:
+        """The events after `position`, without reading them for a group."""
+        rows: list[StreamRow] = yield from ask("XRANGE", self._key, after(position), LAST, "COUNT", count)
+        return [OutboxEntry.of(entry, 1, fields) for entry, fields in rows]
 
     @operation
     def untaken(self, position: bytes, before_ms: int, count: int) -> Operation[int]:
@@ -293,6 +300,25 @@ class Outbox:
                 yield from self._own(self._owning(subscription.group, before, other, ids, LONG_IDLE_MS, deliveries))
             unjudged = set(nobodys[done:])
             left = [entry for entry in left if entry.id in unjudged]
+
+    @operation
+    def pass_unwanted(
+        self, subscription: Subscription, first: bytes, last: bytes
+    ) -> Operation[tuple[bool, list[OutboxEntry]]]:
+        """
+        Move the group past the events from `first` to `last`, which the subscription does not want. Returns whether the
+        group was moved. It is not if another living process has another filter, or if the group was not at `first`;
+        then also returns the event that was read instead, if any.
+        """
+        if self.filters.others(subscription.endpoint):
+            return False, []
+        args: list[bytes | str | int] = [subscription.group, self.consumer, self.filters.known.version, first, last]
+        (reply,) = yield from run_scripts(self._pass_unwanted, [Call([self._key, self._shard.keys.filters], args)])
+        if isinstance(reply, int):
+            if reply < 0:
+                self.filters.refresh()
+            return reply > 0, []
+        return False, _entries([(self._key, reply)])
 
     def dead_letter(
         self, group: str, entry: OutboxEntry, reason: str, endpoint: str = "", *, in_hand: bool = True

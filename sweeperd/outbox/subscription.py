@@ -31,7 +31,7 @@ class EventFilter:
     """
 
     def __init__(self, endpoint: Selection) -> None:
-        self._tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
+        self.tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
         self._events = None if endpoint.events is None else set(endpoint.events)
         self._scopes = None if endpoint.scopes is None else [scope.encode() for scope in endpoint.scopes]
         #: Whether every expiry matches.
@@ -40,7 +40,7 @@ class EventFilter:
     def matches(self, fields: Fields) -> bool:
         """Whether an event with these fields is selected."""
         return (
-            (self._tenants is None or fields.get(b"tenant", b"") in self._tenants)
+            (self.tenants is None or fields.get(b"tenant", b"") in self.tenants)
             and self._wants_type(fields)
             and (self._scopes is None or any(map(self._wants_scope, scopes(fields))))
         )
@@ -70,6 +70,8 @@ class Subscription:
         self._filter = EventFilter(endpoint)
         #: Whether the endpoint receives every plain expiry, so that its fields need not be parsed.
         self.gets_all = self._filter.open
+        #: All events that the endpoint receives are of these, or for one endpoint only. None: of any tenant.
+        self.tenants = self._filter.tenants
         #: Equal for endpoints that receive the same events, apart from events for one endpoint only. None: unique.
         self.selects: tuple[object, ...] | None = tuple(
             names and tuple(names) for names in (endpoint.tenants, endpoint.events, endpoint.scopes)

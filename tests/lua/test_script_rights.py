@@ -66,6 +66,7 @@ CASES = {
     "delivery/leave": Case([EVENTS], ["billing", "idle"], "xack xgroup"),
     "delivery/make_due": Case([EVENTS], ["billing", "us", "-", 10, 100_000], "xclaim"),
     "delivery/note_filters": Case([FILTERS], ["us", "{}", 15_000, 6_000], "hdel hset"),
+    "delivery/pass_unwanted": Case([EVENTS, FILTERS], ["running", "us", "", "1-1", "2-1"], "xreadgroup xack xgroup"),
     "delivery/relay": Case(
         RELAYED,
         [6, 9, 1000, 1000, NOW, 9, 0, 10_000, b"lock", 1, "}", 1, 1, 1, '"-"', NOW, "{}"],

@@ -60,7 +60,7 @@ def in_flight(*entries: OutboxEntry, capacity: int = 100) -> InFlight:
 
 def room_for(capacity: int, size: int = 10**9) -> InFlight:
     """Room for so many events, and so many bytes."""
-    return InFlight(Room(capacity, capacity, size))
+    return InFlight(Room(capacity, capacity, size, typical=1.0))
 
 
 def redelivery(initial: float = 30.0, longest: float = 3600.0, max_age_ms: int = 10**9) -> Redelivery:

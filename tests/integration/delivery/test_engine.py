@@ -252,3 +252,50 @@ def test_a_group_that_is_missing_keeps_no_other_lane_from_its_events(
                 10,
             )
         eventually(lambda: not any(client.xpending(EVENTS, f"e{number}")["pending"] for number in range(3)), limit=5)
+
+
+def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
+    shard: Shard, client: redis.Redis
+) -> None:
+    names = 20
+    with Receiver() as receiver:
+        wanted = [each | {"tenants": [each["name"]]} for each in endpoints(receiver.url, names)]
+        with running(shard, wanted):
+            for turn in range(40):
+                with client.pipeline(transaction=False) as pipeline:
+                    for number in range(200):
+                        pipeline.xadd(EVENTS, {"id": f"{turn}-{number}", "tenant": f"e{number}"})
+                    pipeline.execute()
+            last = client.xinfo_stream(EVENTS)["last-generated-id"]
+
+            def done() -> bool:
+                groups: Any = client.xinfo_groups(EVENTS)
+                return all(group["last-delivered-id"] == last and not group["pending"] for group in groups)
+
+            eventually(done)
+            passed: Any = client.info("commandstats")
+    assert receivers(receiver.requests) == Counter({f"e{number}": 40 for number in range(names)})
+    acknowledged = 40 * 200 * names
+    assert passed["cmdstat_xgroup|setid" if "cmdstat_xgroup|setid" in passed else "cmdstat_xgroup"]["calls"] > 0
+    assert passed["cmdstat_xack"]["calls"] < acknowledged / 20
+
+
+@pytest.mark.parametrize("batch_size", [1, 100])
+def test_what_all_lanes_have_in_hand_is_bounded(shard: Shard, client: redis.Redis, batch_size: int) -> None:
+    """However many lanes there are, and although none knows how large the next events are."""
+    most, bound, size = 0, 300_000, 50_000
+    with Receiver(lambda *_: Answer(delay=0.02)) as receiver:
+        lanes = [each | {"batch_size": batch_size} for each in endpoints(receiver.url, 30)]
+        with running(shard, lanes) as made:
+            made.dispatcher._room.bytes = bound
+            made.dispatcher._room.typical = size
+            for number in range(4):
+                client.xadd(EVENTS, {"id": str(number), "data.note": "x" * size, "kind": "k", "type": "k.expired"})
+
+            def done() -> bool:
+                nonlocal most
+                most = max(most, sum(lane.in_flight.bytes for lane in made.dispatcher.lanes))
+                return all(not each["pending"] and not each["lag"] for each in client.xinfo_groups(EVENTS))
+
+            eventually(done, pause=0.01)
+    assert 0 < most <= 4 * bound + size

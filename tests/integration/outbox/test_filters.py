@@ -418,3 +418,32 @@ def test_many_events_at_a_time(client: redis.Redis, process: Callable[..., Proce
     old.outbox.acknowledge_unwanted(old.subscription, old.outbox.read("hook", 5000))
     rows: Any = client.xpending(EVENTS, "hook")
     assert rows["consumers"] == [{"name": new.owner, "pending": len(wanted)}]
+
+
+def test_a_group_passes_what_nobody_wants_without_reading_it(
+    process: Callable[..., Process], client: redis.Redis
+) -> None:
+    us = process("us", "acme")
+    us.note()
+    ids: Any = [client.xadd(EVENTS, {"tenant": "other"}) for _ in range(5)]
+    client.xadd(EVENTS, {"tenant": "acme"})
+    assert us.outbox.pass_unwanted(us.subscription, ids[1], ids[4]) == (False, us.outbox.peek(b"0-0", 1))
+    assert pending(client) == {ids[0]: (b"us", 1)}, "the group was elsewhere: that event was read"
+    assert us.outbox.pass_unwanted(us.subscription, ids[1], ids[4]) == (True, [])
+    assert pending(client) == {ids[0]: (b"us", 1)}
+    assert [dict(entry.fields) for entry in us.outbox.read("hook", 9)] == [{b"tenant": b"acme"}]
+    assert us.outbox.pass_unwanted(us.subscription, ids[0], ids[4]) == (False, []), "there is nothing to read"
+
+
+def test_a_group_passes_nothing_that_another_process_may_want(
+    process: Callable[..., Process], client: redis.Redis
+) -> None:
+    us, them = process("us", "acme"), process("them", "other")
+    us.note()
+    first: Any = client.xadd(EVENTS, {"tenant": "other"})
+    last: Any = client.xadd(EVENTS, {"tenant": "other"})
+    them.note()
+    for _ in range(2):  # the first call learns of the other filter
+        assert us.outbox.pass_unwanted(us.subscription, first, last) == (False, [])
+    assert pending(client) == {}
+    assert [entry.id for entry in us.outbox.read("hook", 9)] == [first, last]

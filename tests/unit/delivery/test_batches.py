@@ -57,6 +57,11 @@ def test_what_is_in_hand_is_known_until_it_is_settled() -> None:
     assert b"2-0" not in held
 
 
+def take(held: InFlight, events: list[OutboxEntry]) -> None:
+    held.learn(events)
+    held.add(events)
+
+
 @pytest.mark.parametrize(
     ("sizes", "free"),
     [
@@ -72,13 +77,13 @@ def test_what_is_in_hand_is_known_until_it_is_settled() -> None:
 )
 def test_the_room_is_bounded_in_events_and_in_bytes(sizes: list[int], free: int) -> None:
     held = room_for(10, 1000)
-    held.add([entry(number, size) for number, size in enumerate(sizes)])
+    take(held, [entry(number, size) for number, size in enumerate(sizes)])
     assert held.free == free
 
 
 def test_what_is_settled_makes_room_for_its_bytes() -> None:
     held = room_for(10, 1000)
-    held.add(entries(1, 2, size=500))
+    take(held, entries(1, 2, size=500))
     assert held.free == 0
     held.remove([b"1-0"])
     assert held.free == 1
@@ -88,23 +93,23 @@ def test_what_is_settled_makes_room_for_its_bytes() -> None:
 
 def test_one_event_may_be_taken_where_it_is_larger_than_the_bound() -> None:
     held = room_for(10, 1000)
-    held.add(entries(1, size=5000))
+    take(held, entries(1, size=5000))
     held.remove([b"1-0"])
     assert held.free == 1
 
 
 def test_a_read_that_found_nothing_says_nothing_about_sizes() -> None:
     held = room_for(10, 1000)
-    held.add(entries(1, size=400))
-    held.add([])
+    take(held, entries(1, size=400))
+    take(held, [])
     assert held.free == 1
 
 
 def test_an_event_that_is_counted_twice_takes_room_once() -> None:
     held = room_for(10, 1000)
     entry = OutboxEntry(b"1-1", 1, [b"id", b"a"], False, 100)
-    held.add([entry])
-    held.add([entry])
+    take(held, [entry])
+    take(held, [entry])
     assert (len(held), held.free) == (1, 9)
     held.remove([entry.id])
     assert (len(held), held.free) == (0, 10)

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_valida
 from sweeperd.config.certificates import PemFile
 from sweeperd.config.kinds import KindSettings, check_kinds
 from sweeperd.config.types import (
+    Credential,
     Duration,
     HostName,
     Identifier,
@@ -45,6 +46,8 @@ class RedisSettings(Section):
     """How to reach Redis."""
 
     url: RedisUrl = SecretStr("redis://127.0.0.1:6379/0")
+    user: Credential = SecretStr("")
+    password: Credential = SecretStr("")
     connect_timeout: PositiveDuration = timedelta(seconds=5)
     socket_timeout: PositiveDuration = timedelta(seconds=5)
 

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from sweeperd import redis_url
+from sweeperd.config.commands import command
 from sweeperd.config.secrets import fetched, fetched_secret, unread
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -130,8 +131,19 @@ class Section(BaseModel):
     )
 
 
+def current_url(url: SecretStr) -> str:
+    """The URL of a Redis, which a command may print. Raises ValueError."""
+    found = command(url.get_secret_value())
+    return url.get_secret_value() if found is None else found.value("url")
+
+
 def _redis_url(value: SecretStr) -> SecretStr:
-    redis_url.parse(value.get_secret_value())
+    redis_url.parse(current_url(value))
+    return value
+
+
+def _credential(value: SecretStr) -> SecretStr:
+    command(value.get_secret_value())
     return value
 
 
@@ -181,8 +193,10 @@ RedisUrl = Annotated[
     SecretStr,
     BeforeValidator(fetched),
     AfterValidator(_redis_url),
-    PlainSerializer(lambda url: redis_url.parse(url.get_secret_value()).shown, when_used="json"),
+    PlainSerializer(lambda url: redis_url.parse(current_url(url)).shown, when_used="json"),
 ]
+#: A user or a password of Redis, or `exec:` and the command that prints it.
+Credential = Annotated[SecretStr, BeforeValidator(fetched), AfterValidator(_credential)]
 HttpUrl = Annotated[SecretStr, AfterValidator(_http_url), PlainSerializer(_shown_host, when_used="json")]
 #: The URL may hold a password, so it may be a reference to a file or to the environment.
 OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | None, BeforeValidator(_proxy)]
@@ -190,7 +204,7 @@ OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | 
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:
     """Raises ValueError if the scripts' keys would be spread over the slots of a Cluster, where no script could run."""
-    topology = redis_url.parse(url.get_secret_value()).topology
+    topology = redis_url.parse(current_url(url)).topology
     if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
         raise ValueError(
             'needs a hash tag, such as "{tenant-a}:", so that all keys are in one slot of the cluster at the url'

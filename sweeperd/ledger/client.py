@@ -121,18 +121,21 @@ class _Client:
         url: str,
         *,
         prefix: str = "",
+        user: str = "",
+        password: str = "",
         default_grace: timedelta = _NO_GRACE,
         audit_retention: timedelta = _AUDIT_RETENTION,
         cycles: bool = False,
     ) -> Self:
         """
         A ledger for a URL as in sweeperd's `redis.url`: `redis://127.0.0.1:6379/0`, `rediss://`, `unix://`,
-        `redis+sentinel://` or `redis+cluster://`. `prefix` is `keys.prefix`. The first call connects.
+        `redis+sentinel://` or `redis+cluster://`. `user` and `password` are as `redis.user` and `redis.password`, and
+        may be `exec:COMMAND`. `prefix` is `keys.prefix`. The first call connects.
 
         Raises ValueError if the URL is invalid, and for a Cluster if the prefix has no hash tag. An AsyncLedger raises
         ValueError for every Cluster.
         """
-        settings = RedisSettings.model_validate({"url": url})
+        settings = RedisSettings.model_validate({"url": url, "user": user, "password": password})
         check_prefix(settings.url, prefix)
         shard = Shard(settings, prefix, connections=_CONNECTIONS, interrupted=True)
         return cls(shard, default_grace=default_grace, audit_retention=audit_retention, cycles=cycles)

@@ -205,7 +205,8 @@ class Service:
         if not self._daemon.password_refused:
             return False
         try:
-            changed = self._load().all_shards != self._settings.all_shards
+            new, old = self._load(), self._settings
+            changed = (new.redis, new.all_shards) != (old.redis, old.all_shards)
         except ConfigError:
             return False  # perhaps the file is being written: check again later
         if changed:

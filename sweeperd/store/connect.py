@@ -73,18 +73,19 @@ def connect(
     `on_connect` of each new connection, and must call it.
     """
     ours: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "redis_connect_func": on_connect}
+    given = _given(address.options, options)
     kind = SSLConnection if address.tls else Connection
     if address.topology is Topology.SENTINEL:
         sentinels: Any = _Sentinels([])  # type: ignore[no-untyped-call]
-        asking = {"connection_class": kind, **ours, **address.sentinel_options}
+        asking = {"connection_class": kind, **ours, "credential_provider": None, **address.sentinel_options}
         sentinels.sentinels = [redis.Redis.from_pool(_Pool(host=h, port=p, **asking)) for h, p in address.nodes]
         client: redis.Redis = sentinels.master_for(
-            address.service, connection_pool_class=_SentinelPool, ssl=address.tls, **ours | dict(address.options)
+            address.service, connection_pool_class=_SentinelPool, ssl=address.tls, **ours | given
         )
         return client
     if address.topology is Topology.CLUSTER:
-        return ClusterClient.at(SlotOwner(address.nodes, key, kind, ours | dict(address.options)))
-    return redis.Redis.from_pool(_Pool.from_url(url, **ours))
+        return ClusterClient.at(SlotOwner(address.nodes, key, kind, ours | given))
+    return redis.Redis.from_pool(_Pool(**ours | _given(redis.connection.parse_url(url), options)))
 
 
 def connect_async(
@@ -92,18 +93,25 @@ def connect_async(
 ) -> "AsyncRedis":
     """The same for asyncio; `on_connect` is a coroutine function. Raises ValueError for a Cluster."""
     ours: dict[str, Any] = {**options, "retry": AsyncRetry(NoBackoff(), 0), "redis_connect_func": on_connect}
+    given = _given(address.options, options)
     if address.topology is Topology.CLUSTER:
         raise ValueError("a Cluster needs the Ledger without asyncio")
     if address.topology is Topology.SENTINEL:
         kind = redis.asyncio.connection.SSLConnection if address.tls else redis.asyncio.connection.Connection
         sentinels: Any = _AsyncSentinels([])  # type: ignore[no-untyped-call]
-        asking = {"connection_class": kind, **ours, **address.sentinel_options}
+        asking = {"connection_class": kind, **ours, "credential_provider": None, **address.sentinel_options}
         sentinels.sentinels = [AsyncRedis.from_pool(_AsyncPool(host=h, port=p, **asking)) for h, p in address.nodes]
         client: AsyncRedis = sentinels.master_for(
-            address.service, connection_pool_class=_AsyncSentinelPool, ssl=address.tls, **ours | dict(address.options)
+            address.service, connection_pool_class=_AsyncSentinelPool, ssl=address.tls, **ours | given
         )
         return client
-    return AsyncRedis.from_pool(_AsyncPool.from_url(url, **ours))
+    return AsyncRedis.from_pool(_AsyncPool(**ours | _given(redis.asyncio.connection.parse_url(url), options)))
+
+
+def _given(of_url: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The URL's options, without user and password if a provider has them."""
+    replaced = ("username", "password") if options.get("credential_provider") else ()
+    return {name: value for name, value in of_url.items() if name not in replaced}
 
 
 def sentinels_of(client: "redis.Redis | AsyncRedis") -> list[Any]:
@@ -128,12 +136,26 @@ def _was_interrupted(connection: Any) -> bool:
     return id(error) != before and error is not None and not isinstance(error, redis.ResponseError)
 
 
+def _has_old_login(connection: Any) -> bool:
+    """Whether the connection should authenticate anew, because its credentials have ended or are about to."""
+    login = getattr(connection, "login", None)
+    return login is not None and connection.credential_provider.differ(login)
+
+
 class _Interruptible:
     """A pool that closes connections whose use was interrupted."""
 
     def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A connection without unread replies."""
-        return _entered(super().get_connection(*args, **options))  # type: ignore[misc]
+        """A connection without unread replies, with the present credentials."""
+        connection = super().get_connection(*args, **options)  # type: ignore[misc]
+        if _has_old_login(connection):
+            try:
+                connection.disconnect()
+                connection.connect()
+            except BaseException:
+                super().release(connection)  # type: ignore[misc]
+                raise
+        return _entered(connection)
 
     def release(self, connection: Any) -> None:
         """Take a connection back."""
@@ -146,8 +168,16 @@ class _AsyncInterruptible:
     """The same for asyncio."""
 
     async def get_connection(self, *args: Any, **options: Any) -> Any:
-        """A connection without unread replies."""
-        return _entered(await super().get_connection(*args, **options))  # type: ignore[misc]
+        """A connection without unread replies, with the present credentials."""
+        connection = await super().get_connection(*args, **options)  # type: ignore[misc]
+        if _has_old_login(connection):
+            try:
+                await connection.disconnect()
+                await connection.connect()
+            except BaseException:
+                await super().release(connection)  # type: ignore[misc]
+                raise
+        return _entered(connection)
 
     async def release(self, connection: Any) -> None:
         """Take a connection back."""

@@ -1,5 +1,6 @@
 """Connects to one shard: its server, its keys, and its clock, which makes every decision about time."""
 
+import asyncio
 import contextlib
 import copy
 import time
@@ -11,8 +12,10 @@ import redis.asyncio
 
 from sweeperd import redis_url
 from sweeperd.config import DEFAULT_SHARD, RedisSettings, Settings
+from sweeperd.config.types import current_url
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store.connect import client_options, connect, connect_async, interruptible, sentinels_of
+from sweeperd.store.credentials import Credentials
 from sweeperd.store.errors import describe, is_demoted, is_refused, is_server_trouble
 from sweeperd.store.keys import Keys
 from sweeperd.store.memory import ServerMemory
@@ -69,8 +72,9 @@ class Shard:
         self.socket_timeout = settings.socket_timeout.total_seconds()
         #: How long a command may take, including a new connection and another command before it, seconds.
         self.patience = 2 * (settings.connect_timeout.total_seconds() + self.socket_timeout)
-        self._url = settings.url.get_secret_value()
+        self._url = current_url(settings.url)
         self._place = redis_url.parse(self._url)
+        credentials = Credentials(settings)
         self.address = self._place.shown
         #: Whether the server refused the password at the last attempt to connect.
         self.password_refused = False
@@ -80,7 +84,7 @@ class Shard:
             connect_timeout=settings.connect_timeout.total_seconds(),
             socket_timeout=self.socket_timeout,
             connections=connections,
-        )
+        ) | ({"credential_provider": credentials} if credentials.needed else {})
         self._own_options = interruptible() if interrupted else {}
         self.client = self._connect()
 
@@ -108,12 +112,32 @@ class Shard:
         return connect(self._place, self._url, self.keys.reservation_index, options, self._connected)
 
     def _connected(self, connection: Any) -> None:
-        with self._handshake():
-            connection.on_connect()
+        credentials = connection.credential_provider  # None for a sentinel
+        login, runs = (credentials.get_credentials(), credentials.runs) if credentials else (None, {})
+        try:
+            with self._handshake():
+                connection.on_connect()
+        except redis.AuthenticationError:
+            if credentials is None or not credentials.refuse(runs):
+                raise
+            login = credentials.get_credentials()
+            with self._handshake():
+                connection.on_connect()
+        _has_logged_in(connection, login)
 
     async def _connected_async(self, connection: Any) -> None:
-        with self._handshake():
-            await connection.on_connect()
+        credentials = connection.credential_provider  # None for a sentinel
+        login, runs = (await credentials.get_credentials_async(), credentials.runs) if credentials else (None, {})
+        try:
+            with self._handshake():
+                await connection.on_connect()
+        except redis.AuthenticationError:
+            if credentials is None or not await asyncio.to_thread(credentials.refuse, runs):
+                raise
+            login = await credentials.get_credentials_async()
+            with self._handshake():
+                await connection.on_connect()
+        _has_logged_in(connection, login)
 
     @contextlib.contextmanager
     def _handshake(self) -> Iterator[None]:
@@ -174,6 +198,12 @@ class Shard:
         """Close every connection."""
         for client in (self.client, *sentinels_of(self.client)):
             client.close()
+
+
+def _has_logged_in(connection: Any, login: Any) -> None:
+    if connection.credential_provider:
+        connection.login = login
+        connection.credential_provider.accept()
 
 
 def open_shards(settings: Settings) -> list[Shard]:

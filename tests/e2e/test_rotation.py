@@ -8,13 +8,16 @@ from pathlib import Path
 
 import nacl.exceptions
 import nacl.signing
+import pytest
 import redis
 import standardwebhooks
 
 from sweeperd.webhook_keys import generate_pair
+from tests.support import acl
 from tests.support.authority import Authority
-from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.rotation import USER, Rotation
 from tests.support.servers import Server
 
 #: Requests of each endpoint that have to come in each phase.
@@ -189,6 +192,33 @@ def test_a_rotated_password_of_redis_needs_no_person(own_server: Server, tmp_pat
             close_connections()
             is_ready_again("r3", 2)
         assert not running.logged("the new settings are refused, the old ones stay")
+
+
+@pytest.mark.slow
+def test_a_password_that_a_command_prints_changes_under_traffic(own_server: Server, tmp_path: Path) -> None:
+    """Every second, with all connections closed. Each event comes once, and no password is told."""
+    with redis.Redis.from_url(own_server.url) as client, Receiver() as hook:
+        rotation = Rotation([client], tmp_path, ["on", *acl.rules()])
+        env = environment(
+            own_server.url,
+            endpoints=[{"name": "hook", "url": hook.url}],
+            redis__user=USER,
+            redis__password=rotation.command,
+            sweep__interval="100ms",
+            webhooks__redelivery_initial="1s",
+        )
+        with daemon(env, tmp_path) as running:
+            with rotation.turning(1, disconnecting=True), load(client) as made:
+                eventually(lambda: len(rotation.passwords) > 4 and made() > 200, limit=60)
+            eventually(lambda: hook.distinct == made(), limit=60)
+            eventually(lambda: running.get("/readyz")[0] == 200)
+            assert running.terminate() == 0
+        rotation.turn()
+        reserve(client, ["last"])
+        assert once(env).report["expired"] == 1
+        assert hook.distinct == made() + 1
+        log = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert not [password for password in rotation.passwords if password in log]
 
 
 def test_a_changed_file_of_an_endpoint_s_secret_is_read_again(

@@ -2,16 +2,19 @@
 
 import asyncio
 import itertools
+import re
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ledger import AsyncLedger
+from sweeperd.ledger import AsyncLedger, Ledger
 from tests.support.books import Property, check, read
-from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, reserve
+from tests.support.harness import BATCH, SCOPES, budget, daemon, environment, eventually, once, reserve
 from tests.support.receiver import EventCounter, Receiver
+from tests.support.rotation import USER, Rotation
 from tests.support.servers import Binary
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import PASSWORD, SENTINEL_PASSWORD, Sentinels, sentinels
@@ -162,3 +165,32 @@ async def _charge_during_a_fail_over(running: Sentinels) -> tuple[int, int]:
         for key in used:
             await charge(key)
     return unanswered, len(used)
+
+
+@pytest.mark.slow
+def test_a_password_that_a_command_prints(topology_binary: Binary, tmp_path: Path) -> None:
+    """On the primary and both replicas. It changes under traffic, and with the fail-over."""
+    with sentinels(topology_binary) as running, Receiver() as receiver, ExitStack() as stack:
+        admins = [stack.enter_context(running.client(server)) for server in running.servers]
+        rotation = Rotation(admins, tmp_path, ["on", "~*", "&*", "+@all"])
+        url = re.sub(r"//[^@]*@", "//", running.url("default"))
+        settings = {"redis__user": USER, "redis__password": rotation.command, "webhooks__redelivery_initial": "1s"}
+        env = environment(url, endpoints=[{"name": "hook", "url": receiver.url}], **FAST, **settings)
+        with Ledger.from_url(url, user=USER, password=rotation.command) as ledger, daemon(env, tmp_path) as swept:
+            ledger.open_budget("s", "TOKENS", 10)
+            assert running.primary is running.servers[0]
+            with running.client() as client, rotation.turning(1, disconnecting=True):
+                for number in range(10):
+                    reserve(client, [f"before {number}"])
+                    eventually(lambda number=number: receiver.distinct == number + 1, limit=30)
+            admins.pop(0)
+            running.fail_over()
+            rotation.turn()
+            with running.client() as client:
+                reserve(client, ["after"])
+            eventually(lambda: receiver.distinct == 11, limit=30)
+            eventually(lambda: swept.get("/readyz")[0] == 200)
+            assert ledger.budget("s", "TOKENS").remaining == 10
+        with running.client() as client:
+            reserve(client, ["last"])
+        assert once(env).report["expired"] == 1

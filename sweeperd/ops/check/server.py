@@ -23,6 +23,7 @@ from sweeperd.ops.check.findings import (
     warning,
 )
 from sweeperd.ops.health import ALMOST_FULL
+from sweeperd.store.connect import sentinels_of
 from sweeperd.store.embedded import OLDEST
 from sweeperd.store.errors import describe
 from sweeperd.store.memory import memory_use
@@ -34,11 +35,17 @@ from sweeperd.text import mib
 
 #: How much memory an expiry needs until its retention ends: 140 bytes with an id of 8 characters, 206 with one of 32.
 EXPIRY_BYTES = 210
+#: The oldest redis-py to use with Sentinel.
+SENTINEL_DRIVER = (8, 1)
 
 
 def reachable(subject: CheckedShard) -> CheckResult:
-    subject.shard.read_clock()
-    return ok(subject.shard.address)
+    shard = subject.shard
+    shard.read_clock()
+    if sentinels_of(shard.client) and tuple(map(int, redis.VERSION[:2])) < SENTINEL_DRIVER:
+        says = "loses a place in its pool for each connection that a fail-over interrupts"
+        return warning(f"{shard.address}; redis-py {redis.__version__} {says}", "install redis-py 8.1 or newer")
+    return ok(shard.address)
 
 
 def version(subject: CheckedShard) -> CheckResult:

@@ -157,6 +157,17 @@ def test_an_old_version(server: Server, monkeypatch: pytest.MonkeyPatch) -> None
     assert "99.1" in findings["version"].says
 
 
+@pytest.mark.newest_redis
+@pytest.mark.parametrize(("version", "level"), [((8, 0, 1), WARNING), ((8, 1, 0), OK), ((9, 0, "0rc1"), OK)])
+def test_an_old_driver_with_sentinel(
+    version: tuple[object, ...], level: CheckLevel, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis, "VERSION", version)
+    assert look(server.url)["reachable"].level is OK
+    monkeypatch.setattr(server_checks, "sentinels_of", lambda _: [None])
+    assert look(server.url)["reachable"].level is level
+
+
 def test_a_replica(server: Server, client: redis.Redis) -> None:
     client.replicaof("127.0.0.1", free_port())
     try:

@@ -1,7 +1,7 @@
 """
 What fakeredis has answered, asked again of real servers: `--record FILE` writes every command and its reply, `--replay
 FILE` sends the same commands to each server at hand, whose clock shows the time of each command, and lists the replies
-that differ. So this says what the simulation may be believed about; docs/explanation/guarantees.md has the result.
+that differ. So this says what the simulation may be believed about; proof/README.md has the result.
 
 The order of what has no order, the texts of errors, cursors of SCAN, and fields that only some versions have are not
 compared.

@@ -44,35 +44,52 @@ from sweeperd.ops.status import KindAcceptDocument
 from sweeperd.ops.status_report import StatusDocument
 from sweeperd.ops.trial import TrialDocument
 from sweeperd.runtime.once import OnceDocument
-from tests.docs.webhook import EVENTS, Body
+from tests.docs import reference
+from tests.docs.openapi import openapi
+from tests.docs.webhook import EVENTS, Body, KindExpired
 from tests.support.documents import ROOT
 
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 SCHEMAS = DOCS / "schemas"
+OPENAPI = DOCS / "openapi.json"
 EXAMPLE = ROOT / "config.example.toml"
 #: The width of the help texts.
 WIDTH = 100
+
+
+#: The generated pages of docs/reference.
+PAGES = ("metrics", "cli", "settings", "ledger-api", "json", "events")
 
 
 def made() -> list[Path]:
     """The paths of the generated pages."""
     schemas = [*DOCUMENTS, "webhook", "expired", "config"]
     return [
-        REFERENCE / "metrics.md",
-        REFERENCE / "cli.md",
+        *(REFERENCE / f"{name}.md" for name in PAGES),
         *(SCHEMAS / f"{name}.schema.json" for name in schemas),
+        OPENAPI,
     ]
 
 
 @functools.cache
 def pages() -> dict[Path, str]:
     """Each page that is made, and its text."""
-    schemas = {SCHEMAS / f"{name}.schema.json": schema_of(model) for name, model in DOCUMENTS.items()}
-    schemas[SCHEMAS / "webhook.schema.json"] = webhook_schema()
-    schemas[SCHEMAS / "expired.schema.json"] = expired_schema()
-    schemas[SCHEMAS / "config.schema.json"] = config_schema()
-    return {REFERENCE / "metrics.md": metrics_page(), REFERENCE / "cli.md": cli_page()} | schemas
+    texts = (
+        metrics_page(),
+        cli_page(),
+        reference.settings_page(json.loads(config_schema()), settings()),
+        reference.ledger_page(),
+        reference.json_page(commands(_root()), DOCUMENTS),
+        reference.events_page(Body, KindExpired, EVENTS),
+    )
+    schemas = {name: schema_of(model) for name, model in DOCUMENTS.items()}
+    schemas |= {"webhook": webhook_schema(), "expired": expired_schema(), "config": config_schema()}
+    return {
+        **{REFERENCE / f"{name}.md": text for name, text in zip(PAGES, texts, strict=True)},
+        **{SCHEMAS / f"{name}.schema.json": text for name, text in schemas.items()},
+        OPENAPI: openapi(json.loads(webhook_schema()), EVENTS | {"<kind>.expired": ("", KindExpired)}, _parts),
+    }
 
 
 # ---- metrics
@@ -111,10 +128,13 @@ def metrics() -> Iterator[tuple[str, str, str, str]]:
 # ---- commands
 
 
-def cli_page() -> str:
+def _root() -> click.Context:
     width: dict[str, Any] = {"terminal_width": WIDTH, "max_content_width": WIDTH}
-    root = click.Context(main, info_name="sweeperd", **main.context_settings, **width)
-    sections = [_section(context) for context in commands(root)]
+    return click.Context(main, info_name="sweeperd", **main.context_settings, **width)
+
+
+def cli_page() -> str:
+    sections = [_section(context) for context in commands(_root())]
     return (
         "# Commands\n\n*For operators at a terminal.*\n\n"
         "The help text of each command, made from the code by `python -m tests.docs.generate`. "

@@ -138,8 +138,8 @@ def test_a_field_that_the_schema_does_not_name_is_noticed() -> None:
 
 def test_each_schema_is_held_to_what_is_printed() -> None:
     # test_kind_tools.py holds the one of a kind's walk, test_kind_held.py that of `kinds accept`; tests/unit/cli those
-    # of `config`.
-    held = {name for name, _ in COMMANDS} | {"once", "webhook", "kinds-accept", "config", "config-print"}
+    # of `config` and `listen`.
+    held = {name for name, _ in COMMANDS} | {"once", "webhook", "kinds-accept", "config", "config-print", "listen"}
     assert {path.name.removesuffix(".schema.json") for path in SCHEMAS.iterdir()} == held
 
 

@@ -181,11 +181,13 @@ class Inflictor:
     @contextlib.contextmanager
     def _fill(self, fault: Fault) -> Iterator[str]:
         client = self._shard(fault).client
-        client.config_set("maxmemory", NO_ROOM)
+        # Half the time below sweep.memory_limit, so that expiries go on; else far above it, so that they wait.
+        used = int(client.info("memory")["used_memory"])
+        client.config_set("maxmemory", NO_ROOM if fault.choice < 0.5 else used * 20 // 21)
         try:
             client.set("chaos:probe", "x")
         except redis.exceptions.OutOfMemoryError:
-            yield "a write was refused"
+            yield f"a write was refused, {'above' if fault.choice < 0.5 else 'below'} the memory limit"
         else:
             raise NoEffect("there was still room")
         finally:

@@ -290,7 +290,7 @@ def _notes(statuses: Sequence[ShardStatus], every: bool) -> Iterator[str]:
             if not every and (rest := unlisted(status.endpoints)):
                 yield f"shard {status.name}: {rest}; --all lists them"
             for advice in (*shard_advice(status), *set_aside_advice(status)):
-                hint = f"; see `{advice.commands[0]}`" if advice.runbook and advice.commands else ""
+                hint = f"; see `{advice.commands[0]}`" if advice.commands else ""
                 yield f"shard {status.name}: {advice.text}{hint}"
 
 

@@ -65,7 +65,7 @@ def read_details(settings: Settings, shard: Shard, endpoints: Sequence[EndpointD
 
 #: Up to how many keys are scanned for one of sweeperd, and how many in one call.
 VISITED, PAGE = 10_000, 1_000
-WARNING = "no reservation, budget or index entry at {}: right database and prefix?"
+WARNING = "no reservation, budget or index entry at {}: the database or the prefix may be wrong"
 #: Up to how many due entries are explained; if there are more, an evenly spread sample.
 SAMPLE = 200
 

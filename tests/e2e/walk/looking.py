@@ -31,7 +31,7 @@ def nothing_runs_and_that_is_named(system: System) -> None:
     wrong = {"SWEEPERD_KEYS__PREFIX": "{wrong}:"}
     for command in ("status", "check"):
         ended = system.operator.run(command, **wrong)
-        assert "right database and prefix?" in ended.out + ended.err
+        assert "the database or the prefix may be wrong" in ended.out + ended.err
 
 
 def the_backlog_goes(system: System) -> None:

@@ -201,7 +201,8 @@ for i = 1, #scopes do
   scopes[i] = key
   local budget = budgets[key] -- a scope that is named twice is released twice
   if budget == nil then
-    budget = attempt('HMGET', key, 'reserved', 'remaining', 'status', 'thresholds')
+    -- A field costs 1 % of an expiry, so the status is read only if it decides.
+    budget = attempt('HMGET', key, 'reserved', 'remaining', 'thresholds')
     if not budget[1] and budget.err then
       if find(budget.err, 'WRONGTYPE', 1, true) then
         return set_aside('INVALID_BUDGET', now_text, tenant)
@@ -219,9 +220,9 @@ for i = 1, #scopes do
       end
     end
     budgets[key] = budget
-    if budget and budget[4] then
+    if budget and budget[3] then
       watched = watched or {}
-      watched[#watched + 1] = {key = key, scope = scope, before = budget[2], thresholds = budget[4]}
+      watched[#watched + 1] = {key = key, scope = scope, before = budget[2], thresholds = budget[3]}
     end
   end
   if budget then
@@ -241,7 +242,7 @@ for i = 1, #scopes do
     else
       budget[1], budget[2], problem = exactly().move(reserved, remaining, amount)
     end
-    if problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED' then
+    if problem == 'RESERVED_UNDERFLOW' and call('HGET', key, 'status') == 'CLOSED' then
       -- Closing the budget released its reserved amounts: it is already settled, and stays unchanged.
       budgets[key] = false
       closed = closed or {}

@@ -1,7 +1,9 @@
 """Measures what Cycles' own event records cost: a daemon that writes them on expiry, beside one that does not."""
 
+import contextlib
 import itertools
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -33,7 +35,10 @@ class Ran(NamedTuple):
 
 
 def measure(lab: Lab) -> Sample:
-    """The sweep alone, then with records for one and for four subscriptions, of one tenant and of 1,000."""
+    """
+    The sweep alone, then with records for one and for four subscriptions, of one tenant and of 1,000; and with the
+    brake, beside a dispatcher that takes all that it finds.
+    """
     entries = lab.size("entries", 20_000, 4_000)
     alone, _ = _run(lab, entries, 1, 0)
     ratios: dict[str, float] = {}
@@ -45,28 +50,57 @@ def measure(lab: Lab) -> Sample:
         ratios[f"{name}_sweep"] = alone.sweep / ran.sweep
         figures |= {f"{name}_seconds": ran.last, f"{name}_sweep_seconds": ran.sweep}
         figures |= {f"{name}_redis_us": relayed, f"{name}_raw_redis_us": raw}
+    taken, _ = _run(lab, entries, 1, 1, taken=True)
+    ratios["one_taken"] = alone.sweep / taken.last
+    figures["one_taken_seconds"] = taken.last
     return Sample(ratios, figures)
 
 
-def _run(lab: Lab, entries: int, tenants: int, subscriptions: int) -> tuple[Ran, float]:
-    """Without subscriptions: no relay. Also the CPU time of Redis for the same records from a raw client, µs."""
+def _run(lab: Lab, entries: int, tenants: int, subscriptions: int, *, taken: bool = False) -> tuple[Ran, float]:
+    """
+    Without subscriptions: no relay. `taken`: a dispatcher takes the deliveries, and the brake is on. Also the CPU time
+    of Redis for the same records from a raw client, µs.
+    """
     settings: dict[str, Any] = {"reconcile__interval": "", "sweep__max_lag": "1ms", "sweep__time_budget": "1h"}
     if subscriptions:
-        settings |= {"cycles__enabled": "true", "cycles__dispatch_backlog": 0}
+        settings |= {"cycles__enabled": "true"} | ({} if taken else {"cycles__dispatch_backlog": 0})
     with lab.overdue(entries) as server, redis.Redis.from_url(server.url) as client:
         _share_out(server.url, entries, tenants)
         _subscribe(client, tenants, subscriptions)
         before = _cpu_micros(client)
-        with daemon(environment(server.url, **settings), lab.directory):
+        with (
+            _dispatcher(server.url) if taken else contextlib.nullcontext(),
+            daemon(environment(server.url, **settings), lab.directory),
+        ):
             await_that(lambda: client.xlen(Keys().events) >= WARM + entries)
             done = acknowledged_at(client) if subscriptions else 0.0
             used = _cpu_micros(client) - before
         first, last = ends(client)
-        records = list(_records(client)) if subscriptions else []
-    made = entries * (1 + subscriptions) if subscriptions else 0
+        records = list(_records(client)) if subscriptions and not taken else []
+    made = entries * (1 + subscriptions) if subscriptions and not taken else 0
     if len(records) != made:
         raise RuntimeError(f"{made} records were to be made, and there are {len(records)}")
     return Ran(last - first, done - first, used / entries), _raw(lab, records) / entries
+
+
+@contextlib.contextmanager
+def _dispatcher(url: str) -> Iterator[None]:
+    """One that takes all that it finds in the list."""
+    stop = threading.Event()
+
+    def take() -> None:
+        with redis.Redis.from_url(url) as client:
+            while not stop.is_set():
+                if not client.rpop(KEYS.dispatch.decode(), 1000):
+                    stop.wait(0.001)
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 def _share_out(url: str, entries: int, tenants: int) -> None:

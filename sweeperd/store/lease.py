@@ -104,7 +104,7 @@ class Lease:
     def acquire(self, *, briefly: bool = False) -> bool:
         """
         Take the lease, or keep one that could not be released. Also True if Redis is full and refuses the lease: the
-        sweep frees memory, so it continues without a lease. False if the key has another type. Raises redis.RedisError.
+        sweep continues without one. False if the key has another type. Raises redis.RedisError.
 
         `briefly`: for a job that will end soon. The lease first gets the TTL `linger`, so `leave_to_lapse` needs no
         command at the end. While the lease still lingers, no command is needed now either.

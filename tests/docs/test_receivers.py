@@ -16,7 +16,7 @@ import pytest
 import redis
 import requests
 
-from tests.support.documents import ROOT, code
+from tests.support.documents import ROOT
 from tests.support.harness import environment, eventually, once, reserve
 from tests.support.servers import Server, free_port
 
@@ -146,8 +146,7 @@ def calls(client: redis.Redis, command: str) -> int:
 def test_the_consumer_of_the_stream_reads_each_event_and_acknowledges_it(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
-    source, log = tmp_path / "consumer.py", tmp_path / "output"
-    source.write_text(code(ROOT / "docs" / "how-to" / "consume-the-stream.md", "Python"), encoding="utf-8")
+    source, log = ROOT / "examples" / "consumers" / "stream.py", tmp_path / "output"
     env, before = os.environ | {"REDIS_URL": server.url}, calls(client, "xautoclaim")
     with log.open("wb") as output:
         process = subprocess.Popen([sys.executable, str(source)], env=env, stdout=output, stderr=subprocess.STDOUT)

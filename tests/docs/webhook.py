@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, WithJsonSchema
 
-from sweeperd.document import Count, Document, Moment
+from sweeperd.document import Count, Document, Moment, Seconds
 
 Int64 = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Amount = Annotated[int, Field(ge=0, le=2**63 - 1)]
@@ -158,13 +158,13 @@ class WebhookFailing(Document):
     endpoint: str = Field(description="The endpoint that fails.")
     failure: str = Field(description="Why the last delivery failed; empty if no circuit is open.")
     pending: Count = Field(description="Undelivered events.")
-    oldest_pending_seconds: Rate
+    oldest_pending_seconds: Seconds = Field(description="The age of the oldest.")
 
 
 class WebhookRecovered(WebhookFailing):
     """Deliveries to that endpoint work again."""
 
-    failing_seconds: Rate = Field(description="How long it has failed.")
+    failing_seconds: Seconds = Field(description="How long it has failed.")
 
 
 class System(Document):

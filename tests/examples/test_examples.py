@@ -122,7 +122,6 @@ def test_permits(server: Server, client: redis.Redis) -> None:
 
 # ---- the rules for writers
 
-WRITER = (ROOT / "docs" / "how-to" / "write-a-kind.md").read_text(encoding="utf-8")
 WAITING = (ROOT / "docs" / "how-to" / "waiting-list.md").read_text(encoding="utf-8")
 
 
@@ -310,10 +309,3 @@ def test_a_renewed_lock_is_held_longer(client: redis.Redis) -> None:
     after: Any = client.zscore("locks:ttl", "disk:1")
     assert client.hget("locks:lease:disk:1", "until") == b"%d" % after
     assert after > before
-
-
-def test_the_document_shows_the_writer_word_for_word() -> None:
-    writer = writer_of("seat-holds")
-    assert {writer.HOLD, writer.END} <= {
-        f"\n{script}" for script in re.findall(r"^```lua\n(.*?)^```", WRITER, re.M | re.S)
-    }

@@ -269,6 +269,8 @@ class OrderedQueue(BatchQueue):
 
     def _key(self, entry: OutboxEntry) -> bytes:
         """Two kinds may use the same entry id. What has no key shares the empty one."""
+        if (known := self._keys.get(entry.id)) is not None:
+            return known
         fields = entry.fields
         key = fields.get(self._field, b"")
         return fields.get(b"kind", b"") + b"\0" + key if self._field == b"id" else key

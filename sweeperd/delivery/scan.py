@@ -72,6 +72,8 @@ class ProbeChooser:
 
 #: Among how many keys a probe is chosen.
 HEADS = 16
+#: How often an event in the hands of another process is looked at, with an order, seconds.
+SETTLING = 1.0
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
 #: While the brake holds events, a step takes up to this many, because there is room for a few.
@@ -273,7 +275,9 @@ class OrderedScan(DueScan):
                 elif self._due(pending, end):
                     due.append(pending)
                 else:
-                    again[key] = max(self._lane.timing.scan_every, self._wait_ms(pending, end) / 1000)
+                    wait = max(self._lane.timing.scan_every, self._wait_ms(pending, end) / 1000)
+                    # A process that stops may settle what it has in hand after it has given the lease away.
+                    again[key] = wait if is_waiting(pending.owner) else min(wait, SETTLING)
                     break
         claimed = yield from outbox.claim.part(group, due, self._least_idle_ms)
         there = {entry.id for entry in claimed if entry.pairs}

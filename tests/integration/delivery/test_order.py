@@ -13,10 +13,12 @@ import redis
 
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
+from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
 from sweeperd.store import Shard
 from sweeperd.store.lease import holder
+from tests.integration.delivery.test_engine import Running
 from tests.support.deliveries import Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -115,6 +117,50 @@ def test_a_failed_event_holds_back_its_key_and_nothing_else(client: redis.Redis,
         eventually(lambda: delivery.events("delivered") == 6)
         names = [name for each in receiver.requests for _, name in events(each)]
         assert [name for name in names if name[0] == "a"][-3:] == ["a1", "a2", "a3"]
+
+
+def test_only_the_oldest_events_of_keys_are_probes(client: redis.Redis, deliver: Deliver) -> None:
+    well = threading.Event()
+    judge = Judge(lambda _request, _number: Answer(200 if well.is_set() else 503))
+    with Receiver(judge) as receiver, deliver(receiver.url, 4, BY_TENANT, probe_max="20ms") as delivery:
+        added = add(client, 30, 3)
+        eventually(lambda: delivery.attempts("failed") >= 9)
+        sent = {name for each in receiver.requests for _, name in events(each)}
+        assert sent == {names[0] for names in added.values()}
+        well.set()
+        eventually(lambda: delivery.events("delivered") == 30)
+    assert judge.accepted == added
+    assert not judge.together
+
+
+def test_a_pause_by_the_receiver_keeps_the_order(client: redis.Redis, deliver: Deliver) -> None:
+    answers = itertools.chain([Answer(429, {"Retry-After": "1"})], itertools.repeat(Answer()))
+    judge = Judge(lambda _request, _number: next(answers))
+    with Receiver(judge) as receiver, deliver(receiver.url, 1, BY_TENANT | {"batch_size": 4}) as delivery:
+        added = add(client, 30, 3)
+        eventually(lambda: delivery.events("delivered") == 30)
+    assert judge.accepted == added
+
+
+def test_a_reload_that_asks_for_an_order_goes_on_in_order(client: redis.Redis, shard: Shard) -> None:
+    judge = Judge(lambda _request, _number: Answer(delay=0.01))
+    with Receiver(judge) as receiver:
+        endpoint = {"name": "hook", "url": receiver.url}
+        before = Running(shard, [endpoint], Metrics())
+        before.dispatcher.prepare()
+        before.dispatcher.start()
+        after = Running(shard, [endpoint | BY_TENANT], before.dispatcher._metrics)
+        after.dispatcher.adopt(before.dispatcher)
+        after.dispatcher.prepare()
+        after.dispatcher.start()
+        before.stop.set()
+        assert before.dispatcher.join(time.monotonic() + 1), "nothing of it is left to end"
+        added = add(client, 30, 3)
+        eventually(lambda: sum(map(len, judge.accepted.values())) == 30)
+        after.stop.set()
+        assert after.dispatcher.join(time.monotonic() + 20)
+    assert judge.accepted == added
+    assert not judge.together
 
 
 def test_a_dead_letter_or_a_skipped_event_lets_the_next_one_go(

@@ -40,17 +40,18 @@ def deliver(
     *,
     batch_size: int = 1,
     event_bytes: int = 0,
+    endpoint: dict[str, str] | None = None,
     **settings: object,
 ) -> Delivered:
     """
-    Have a daemon deliver this many events to a new endpoint. `event_bytes` as for `add_events`; settings as
-    `harness.environment` takes them.
+    Have a daemon deliver this many events to a new endpoint. `event_bytes` as for `add_events`; `endpoint`: more
+    settings of the endpoint; settings as `harness.environment` takes them.
 
     The events are in the stream before the daemon starts, and its group is set back to the first one once the daemon
     runs, so only delivery is measured: from the first request to the last answer.
     """
     name = f"hook-{secrets.token_hex(4)}"
-    endpoints: list[dict[str, Any]] = [{"name": name, "url": receiver.url, "batch_size": batch_size}]
+    endpoints: list[dict[str, Any]] = [{"name": name, "url": receiver.url, "batch_size": batch_size} | (endpoint or {})]
     ours: dict[str, object] = {"endpoints": endpoints, "role": "deliver"}
     env = environment(server.url, **(ours | settings))
     shard = Shard(RedisSettings.model_validate({"url": server.url}))

@@ -15,7 +15,7 @@ from proof.simulation.redis_gate import SimulatedServer
 from sweeperd.config import RELAY, EndpointSettings, Settings
 from sweeperd.context import Timing
 from sweeperd.ops.endpoints import DROPPED, SKIPPED
-from sweeperd.outbox import EventFilter, is_waiting
+from sweeperd.outbox import EventFilter, Subscription, is_waiting
 from sweeperd.outbox.filters import LivingFilters
 from sweeperd.outbox.replays import ReplayNote
 from sweeperd.store.streams import StreamId
@@ -410,6 +410,34 @@ class Book:
                 again = any(each.at >= replay.at for each in self.receivers[replay.endpoint].accepted.get(key, ()))
                 if not again and (replay.endpoint, key) not in letters:
                     raise Failure("a replay brings each event", f"{replay.endpoint}: {key}, replay at {replay.at:.3f}")
+
+    def check_order(self) -> None:
+        """
+        An endpoint with an order gets the events of a tenant in the order of the stream: when it first accepts one, it
+        has accepted all earlier ones. Not promised: replays, other filters, a server that loses writes or whose clock
+        is set. Raises Failure.
+        """
+        if self.plan.faults & {"failover", "clock"}:
+            return
+        replayed = self.doubted | {replay.endpoint for replay in self._replays}
+        replayed |= {each.endpoint for each in self.disturbances if each.what == "dead letters replayed"}
+        both = [*self.plan.settings.webhooks.endpoints, *self.plan.reloaded.webhooks.endpoints]
+        for name in {each.name for each in both if each.order} - replayed:
+            if len({Subscription(each).selects for each in both if each.name == name}) == 1:
+                for book in self.shards:
+                    self._check_order(book, name)
+
+    def _check_order(self, book: ShardBook, endpoint: str) -> None:
+        letters, accepted = self._letters(book), self.receivers[endpoint].accepted
+        latest: dict[bytes, tuple[float, str]] = {}
+        for expiry in sorted(book.expired.values(), key=lambda each: each.id):
+            if expiry.key not in accepted or (endpoint, b"%d-%d" % expiry.id) in letters:
+                continue
+            tenant, at = expiry.fields.get(b"tenant", b""), accepted[expiry.key][0].at
+            before, earlier = latest.get(tenant, (0.0, ""))
+            if at < before:
+                raise Failure("the events of a key come in order", f"{endpoint}: {expiry.key} came before {earlier}")
+            latest[tenant] = at, expiry.key
 
     def check_letters(self) -> None:
         """No event is given up on before its time. Raises Failure."""

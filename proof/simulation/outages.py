@@ -1,7 +1,7 @@
 """
 What comes last, after all is settled. An outage: the circuits of all processes open, no event that could be a probe is
-left, and then the receiver is back. Or ticks over what is due that never end, beside an entry that only a full tick
-sees.
+left, and then the receiver is back. Or a receiver that hangs, while the others get their events. Or ticks over what is
+due that never end, beside an entry that only a full tick sees.
 """
 
 import random
@@ -32,6 +32,9 @@ UNWANTED, UNWANTED_EVERY = 30, 0.1
 FLOODED = 10.0
 #: Adds events that no endpoint wants.
 FLOOD = "for _ = 1, ARGV[1] do redis.call('XADD', KEYS[1], '*', 'type', 'system.noise', 'id', '-') end"
+
+#: Of the client while a receiver hangs; how many events come then, and how long each of the others may wait, seconds.
+HANGING, BESIDE, PROMPT = NUMBER + 2, 3, 2.0
 
 #: How often an entry becomes due while ticks are busy, and how long they have been when the late entry comes; seconds.
 BUSY_EVERY, BUSY_FOR = 0.2, 10.0
@@ -80,6 +83,58 @@ class BusyTicks:
         while not self._ends:
             self._client.expire(1)
             self._kernel.pause(BUSY_EVERY)
+
+
+class Hanging:
+    """A receiver that hangs delays no other one. `run`: see `Outage`."""
+
+    def __init__(self, simulation: "Simulation") -> None:
+        self._simulation, self._kernel, plan = simulation, simulation.kernel, simulation.plan
+        rng = random.Random(f"{plan.seed} hanging")
+        self._webhooks, self._bound = simulation.settings.webhooks, plan.bound
+        self._client = Wanted(plan, rng.choice(plan.shards), HANGING, rng)
+        # Of the others only a few requests are in flight.
+        many = [
+            each.name
+            for each in self._webhooks.endpoints
+            if each.batch_size == 1 and not each.order and not each.max_rate
+        ]
+        self._name = rng.choice(many) if many else ""
+        self._others = [each.name for each in self._webhooks.endpoints if each.name != self._name and not each.max_rate]
+        self.over = False
+
+    def run(self) -> None:
+        """Raises Failure."""
+        receivers = self._simulation.receivers
+        if self._name and self._others and self._webhooks.timeout.total_seconds() > 2 * PROMPT:
+            for receiver in receivers.values():
+                receiver.behaviour = Behaviour()
+            self._delivered(BESIDE)  # a circuit that was open is closed
+            self._simulation.note("a receiver hangs")
+            receivers[self._name].behaviour = Behaviour(hangs=1.0)
+            for name, key in [*self._delivered(2 * self._webhooks.concurrency), *self._delivered(BESIDE)]:
+                waited = receivers[name].accepted[key][0].at - self._expired[key]
+                if waited > PROMPT:
+                    raise Failure("a receiver that hangs delays no other", f"{name}: {key} came after {waited:.1f} s")
+            receivers[self._name].behaviour = Behaviour()
+        self.over = True
+
+    @property
+    def _expired(self) -> dict[str, float]:
+        return {key: expiry.at for book in self._simulation.book.shards for key, expiry in book.expired.items()}
+
+    def _delivered(self, count: int) -> list[tuple[str, str]]:
+        """Make so many events, and wait until each of the other receivers has accepted them."""
+        before, until = self._expired.keys(), self._kernel.now + self._bound
+        self._client.expire(count)
+        while True:
+            new = [(name, key) for name in self._others for key in self._expired.keys() - before]
+            left = [each for each in new if each[1] not in self._simulation.receivers[each[0]].accepted]
+            if len(new) == count * len(self._others) and not left:
+                return new
+            if self._kernel.now > until:
+                raise Failure("what is due comes beside a receiver that hangs", f"{self._name} hangs: {left[:5]}")
+            self._kernel.pause(0.2)
 
 
 class Outage:

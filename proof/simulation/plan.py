@@ -79,6 +79,8 @@ class Plan:
     trickle: bool = False
     #: How a receiver fails for the last time, after all is settled (see `outages`); empty: it does not.
     outage: str = ""
+    #: Whether a receiver hangs at last, while the others are well (see `outages`).
+    hang: bool = False
     #: Whether something is always due at the end, while an entry is indexed after its deadline (see `outages`).
     busy: bool = False
 
@@ -115,6 +117,11 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
             endpoint["batch_size"] = rng.choice([1, 5, 20])
         if rng.random() < 0.2:
             endpoint["tenants"] = ["acme"]
+    for number in range(len(endpoints) + 1):
+        if random.Random(f"{seed} order {number}").random() < 0.3:
+            for endpoint in (*endpoints, *changed):
+                if endpoint["name"] == f"hook-{number}":
+                    endpoint |= {"order": "key", "order_key": "tenant"}
     other_filters = _change_filters(random.Random(f"{seed} filters"), endpoints, changed)
     webhooks = document["webhooks"]
     again = document | {"webhooks": webhooks | {"endpoints": changed}}
@@ -155,6 +162,7 @@ def draw(seed: int, minutes: float, *, clean: bool = False) -> Plan:
         rng.choice(["", "polite", "polite", "blind", "keeps"]) if "cycles" in document else "",
         not clean and random.Random(f"{seed} trickle").random() < 0.5,
         "" if clean else random.Random(f"{seed} outage").choice(["", "", "", "flood", "orphan"]),
+        not clean and random.Random(f"{seed} hang").random() < 0.6,
         document["sweep"]["precision"] != "0s" and random.Random(f"{seed} busy").random() < 0.5,
     )
 

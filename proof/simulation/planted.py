@@ -20,6 +20,7 @@ from sweeperd.delivery.circuit import CircuitBreaker, EndpointStateCache, Redeli
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.intake import Intake
 from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.order import OrderedQueue
 from sweeperd.delivery.pool import Pool
 from sweeperd.delivery.reader import Reader
 from sweeperd.delivery.scan import DueScan, ProbeChooser
@@ -410,9 +411,20 @@ def lost_wake_up() -> None:
     put(Intake, "behind", property(lambda self: self.was_behind, behind))
 
 
-@planted("a lane is offered to the senders twice")
+@planted("two senders take the same batch of a lane")
 def lane_offered_twice() -> None:
-    put(Pool, "_join_round", lambda self, lane, **_how: (setattr(lane, "in_round", True), self._round.append(lane)))
+    def make(original: Any) -> Any:
+        def take(self: Any, work: Any, lane: Lane, now: float) -> Any:
+            taken = original(self, work, lane, now)
+            self.offers = getattr(self, "offers", 0) + 1
+            if self.offers % 2 and not taken[1].probe:
+                lane.queue.put_back(dataclasses.replace(taken[1]))
+                self._place(lane, now)
+            return taken
+
+        return take
+
+    replace(Pool, "_take", make)
 
 
 @planted("the scan of one lane keeps the others from theirs")
@@ -460,6 +472,21 @@ def lost_beside_missing_group() -> None:
     replace(
         DueScan, "_due", lambda original: lambda self, each, end: is_waiting(each.owner) and original(self, each, end)
     )
+
+
+@planted("an event that fails holds back no later event of its key")
+def order_ignored() -> None:
+    put(OrderedQueue, "_follows", lambda *_: True)
+
+
+@planted("every process works on an endpoint with an order")
+def order_shared() -> None:
+    put(OrderedQueue, "owned", property(lambda _: True))
+
+
+@planted("a process that takes over does not learn what is pending")
+def order_unlearnt() -> None:
+    put(OrderedQueue, "complete", property(lambda _: True, lambda *_: None))
 
 
 def plant(name: str) -> None:

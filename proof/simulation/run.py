@@ -37,7 +37,7 @@ from proof.simulation.hosts import Replica, process_name
 from proof.simulation.invariants import Book
 from proof.simulation.kernel import Failure, Host
 from proof.simulation.operators import Operators
-from proof.simulation.outages import BusyTicks, Outage
+from proof.simulation.outages import BusyTicks, Hanging, Outage
 from proof.simulation.plan import FAULTS, OPERATIONS, Plan, draw
 from proof.simulation.planted import PLANTED, plant
 from proof.simulation.receivers import Behaviour, Receiver, transport
@@ -183,6 +183,8 @@ class Simulation:
             self._trickle()
         if self.plan.outage:
             self._last(Outage(self))
+        if self.plan.hang and not self.plan.rival:
+            self._last(Hanging(self))
         if self.plan.busy and not self.plan.rival and self.settings.reservations.enabled:
             self._last(BusyTicks(self))
         self._until(self.kernel.now + WATCHED)
@@ -210,7 +212,7 @@ class Simulation:
             client.stop = True
         self._settle()
 
-    def _last(self, last: Outage | BusyTicks) -> None:
+    def _last(self, last: Outage | Hanging | BusyTicks) -> None:
         """What comes last; see `outages`."""
         self.kernel.spawn("last", last.run, Host("client-last"))
         while not last.over:
@@ -244,6 +246,7 @@ class Simulation:
 
     def _finish(self) -> None:
         self.book.check_duplicates()
+        self.book.check_order()
         self.book.check_letters()
         self.book.check_replays()
         self.book.check_cycles()

@@ -1,5 +1,6 @@
 """When an endpoint gets the next request: the waits of one event, and the circuit and the state of the endpoint."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -287,6 +288,11 @@ class EndpointStateCache:
     def resting(self) -> bool:
         """Whether the endpoint is paused or muted now."""
         return self.state.resting(self._clock.now_ms())
+
+    @property
+    def rest(self) -> float:
+        """For how long nothing is sent, seconds: until the mute ends, or forever while the endpoint is paused."""
+        return math.inf if self.state.paused else max(0, self.state.muted_until - self._clock.now_ms()) / 1000
 
     @property
     def changes(self) -> int:

@@ -1,5 +1,6 @@
 """The few threads that deliver the events of one shard, whatever the number of its lanes."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -122,7 +123,9 @@ class Engine:
         return not any(thread.is_alive() for thread in threads)
 
     def _settled(self, lanes: Sequence[Lane]) -> None:
-        freed = self._reader.starved or any(lane.awaits_room and lane.in_flight.worth_reading for lane in lanes)
+        freed = self._reader.starved or any(
+            lane.due_at < math.inf or (lane.awaits_room and lane.in_flight.worth_reading) for lane in lanes
+        )
         self._reader.touch(lanes, wake=freed)
 
     def _thread(self, work: str, target: Callable[[], None]) -> threading.Thread:

@@ -136,19 +136,21 @@ class Intake:
                 return math.inf
             answered = self._probing and not len(lane.in_flight)
             return max(self.rests_until, 0.0 if answered else min(self._open_at, self._probe_at))
-        if lane.state.resting or not lane.in_flight.free or not (lane.parked or not self.scan.at_start):
+        if not lane.in_flight.free or not (lane.parked or not self.scan.at_start):
             return math.inf
-        return max(self.rests_until, self.scan.due_at)
+        return max(self.rests_until, self._in(lane.state.rest), self.scan.due_at)
 
     @property
     def read_at(self) -> float:
         """When new events may be read (monotonic); inf: not until something changes."""
         lane = self.lane
-        if not self.behind or lane.stop.is_set() or lane.resting or lane.subscription.exhausted:
+        if not self.behind or lane.stop.is_set() or lane.circuit.open or lane.subscription.exhausted:
             return math.inf
         if lane.order is not None and not lane.order.reads:
             return math.inf
-        return max(self.rests_until, self._read_at) if lane.in_flight.worth_reading else math.inf
+        if not lane.in_flight.worth_reading:
+            return math.inf
+        return max(self.rests_until, self._in(lane.state.rest), self._read_at)
 
     def chore(self) -> Operation[bool]:
         """The next step over what is pending. Returns whether there was anything to do."""
@@ -213,9 +215,13 @@ class Intake:
     def _probe_at(self) -> float:
         """When the next probe may be sent, unless there was no event for the last one."""
         lane = self.lane
-        if lane.state.resting or len(lane.in_flight):
+        if len(lane.in_flight):
             return math.inf
-        return max(self._no_event_until, self._clock() + lane.circuit.wait)
+        return max(self._no_event_until, self._in(max(lane.circuit.wait, lane.state.rest)))
+
+    def _in(self, seconds: float) -> float:
+        """So many seconds from now (monotonic); 0 means at once."""
+        return self._clock() + seconds if seconds else 0.0
 
     def _taken(self, new: Sequence[OutboxEntry]) -> None:
         if new:

@@ -127,6 +127,8 @@ class Lane:
     looked_at: float = math.inf
     #: Whether events may be pending that are not in hand.
     parked: bool = True
+    #: When the wait of an event ends that this process has parked since the last scan began (monotonic).
+    due_at: float = math.inf
     #: Whether the reader has something to do as soon as the lane has room again.
     awaits_room: bool = False
     _counts: Counter[str] = field(default_factory=Counter)
@@ -267,6 +269,11 @@ class Lane:
         the group was lost) changes nothing.
         """
         self.redelivery.counts_from_ms = max(self.redelivery.counts_from_ms, made_at)
+
+    def park(self, seconds: float) -> None:
+        """An event of the lane is parked, and due again after so long."""
+        self.parked = True
+        self.due_at = min(self.due_at, self.timing.clock() + seconds)
 
     def count(self, name: str, count: int) -> None:
         """Count events that this process has `delivered` or `dead_lettered`."""

@@ -76,6 +76,8 @@ HEADS = 16
 SETTLING = 1.0
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
+#: For each page of a scan the next one waits so long, seconds: scans take less than a twentieth of a core.
+PAUSE_PER_PAGE = 0.02
 #: While the brake holds events, a step takes up to this many, because there is room for a few.
 BRAKED = 200
 
@@ -95,6 +97,10 @@ class DueScan:
         #: The last event passed; None before the first.
         self._after: bytes | None = None
         self._next_at = 0.0
+        #: Of this scan: how many pages it has read, and when the next wait ends that it has seen, ms.
+        self._pages, self._soonest_ms = 0, math.inf
+        #: The next scan does not begin earlier, whatever is due.
+        self._not_before = 0.0
         #: When `take_orphaned` looks again.
         self._orphaned_at = 0.0
         #: If there is room for a single event, parked and new events take turns.
@@ -112,7 +118,9 @@ class DueScan:
     @property
     def due_at(self) -> float:
         """When the next step is worth making (monotonic)."""
-        return self._lane.brake.until if self._lane.brake.waiting else self._next_at
+        if self._lane.brake.waiting:
+            return self._lane.brake.until
+        return min(self._next_at, max(self._lane.due_at, self._not_before))
 
     def learn(self) -> Operation[bool]:
         """Learn what is pending, if the order needs it. Returns whether there was anything to do."""
@@ -146,12 +154,18 @@ class DueScan:
             if self._found:
                 self._after = None  # the oldest events come first
             self._lane.brake.hold()
+        if self.at_start:
+            self._pages, self._soonest_ms, self._lane.due_at = 0, math.inf, math.inf
         due = yield from self.step((room + self._turn) // 2)
         self._found = bool(due)
+        now = self._lane.timing.clock()
+        self._not_before = now + self._pages * PAUSE_PER_PAGE
         if due:
             self.hurry()  # there may be more
+        elif self.at_start:
+            self._next_at = min(now + pause, max(now + self._soonest_ms / 1000, self._not_before))
         else:
-            self._next_at = self._lane.timing.clock() + (pause if self.at_start else self._lane.timing.scan_every)
+            self._next_at = now + self._lane.timing.scan_every
         # If another replica has since taken and parked an event again, the event is idle for less than any wait.
         return (yield from self._lane.outbox.claim.part(self._lane.group, due, self._least_idle_ms))
 
@@ -175,6 +189,7 @@ class DueScan:
         for _ in range(PAGES_PER_STEP):
             parked_before_end_ms = self._ms_since_waits_ended()
             page = yield from self._lane.outbox.pending.part(self._lane.group, self._after)
+            self._pages += 1
             for pending in page:
                 if len(due) == count:
                     return due
@@ -193,7 +208,10 @@ class DueScan:
         return max(self._least_idle_ms, (self._lane.timing.clock() - self._waits_ended_at) * 1000)
 
     def _due(self, pending: Pending, parked_before_end_ms: float) -> bool:
-        return self._wait_ms(pending, parked_before_end_ms) <= 0
+        wait_ms = self._wait_ms(pending, parked_before_end_ms)
+        if wait_ms > 0 and pending.owner in (PARKED, PARKED_ALONE) and pending.id not in self._lane.in_flight:
+            self._soonest_ms = min(self._soonest_ms, wait_ms)
+        return wait_ms <= 0
 
     def _wait_ms(self, pending: Pending, parked_before_end_ms: float) -> float:
         if pending.id in self._lane.in_flight:

@@ -166,10 +166,10 @@ class Settler:
                 yield from lane.outbox.acknowledge.part(lane.group, [entry.id for entry in entries])
                 lane.count("delivered", len(entries))
             case Disposition.NACK:
-                lane.parked = True
                 yield from lane.outbox.nack.part(lane.group, entries)
+                lane.park(lane.redelivery.wait_ms(min(entry.deliveries for entry in entries)) / 1000)
             case Disposition.RELEASE:
-                lane.parked = True
+                lane.park(0.0)
                 yield from lane.outbox.release.part(lane.group, entries)
             case Disposition.DEAD_LETTER:
                 by_reason: dict[str, list[OutboxEntry]] = {}

@@ -299,3 +299,19 @@ def test_what_all_lanes_have_in_hand_is_bounded(shard: Shard, client: redis.Redi
 
             eventually(done, pause=0.01)
     assert 0 < most <= 4 * bound + size
+
+
+def test_what_is_due_again_does_not_wait_for_the_next_look(shard: Shard, client: redis.Redis) -> None:
+    """Neither a parked event nor the events of an endpoint that a `Retry-After` has muted."""
+    answers = {"/parked": Answer(500), "/muted": Answer(429, headers={"Retry-After": "1"})}
+
+    def answer(request: Request, _number: int) -> Answer:
+        return answers.pop(request.path.partition("?")[2], Answer())
+
+    with Receiver(answer) as receiver:
+        both = [{"name": path[1:], "url": f"{receiver.url}?{path}"} for path in list(answers)]
+        webhooks = {"attempts": 1, "redelivery_initial": "1s", "backoff_max": "500ms", "backoff_initial": "100ms"}
+        with running(shard, both, webhooks=webhooks, refresh_every=3600.0) as made:
+            made.dispatcher._engine._reader._refresh_every = 3600.0
+            expire(client, "one")
+            receiver.wait_for(lambda requests: len(requests) == 4)

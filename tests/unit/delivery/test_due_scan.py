@@ -1,5 +1,6 @@
 """Which pending events are due, to the millisecond, and when the next step of the scan is."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -102,6 +103,7 @@ def scan(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = tim
         in_flight=in_flight(*in_hand),
         timing=Timing(clock=clock),
         brake=Brake(1.0),
+        due_at=math.inf,
     )
     return Scan(lane, clock)
 

@@ -72,8 +72,9 @@ class ProbeChooser:
 
 #: Among how many keys a probe is chosen.
 HEADS = 16
-#: How often an event in the hands of another process is looked at, with an order, seconds.
-SETTLING = 1.0
+#: With an order, how often the next event of a key is looked at while another process has it in hand, and while it
+#: waits: an operator may skip it. Seconds.
+SETTLING, WAITING = 1.0, 30.0
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
 #: For each page of a scan the next one waits so long, seconds: scans take less than a twentieth of a core.
@@ -295,7 +296,7 @@ class OrderedScan(DueScan):
                 else:
                     wait = max(self._lane.timing.scan_every, self._wait_ms(pending, end) / 1000)
                     # A process that stops may settle what it has in hand after it has given the lease away.
-                    again[key] = wait if is_waiting(pending.owner) else min(wait, SETTLING)
+                    again[key] = min(wait, WAITING if is_waiting(pending.owner) else SETTLING)
                     break
         claimed = yield from outbox.claim.part(group, due, self._least_idle_ms)
         there = {entry.id for entry in claimed if entry.pairs}

@@ -13,6 +13,7 @@ import redis
 
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
+from sweeperd.delivery import scan
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
@@ -179,6 +180,27 @@ def test_a_dead_letter_or_a_skipped_event_lets_the_next_one_go(
             eventually(lambda: delivery.pending().get(bad, (b"",))[0] == b"(parked)")
             assert skip(shard, "hook", bad.decode())
             eventually(lambda: delivery.events("delivered") == 1)
+
+
+def test_a_skipped_event_is_noticed_while_other_keys_are_busy(
+    client: redis.Redis, shard: Shard, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "WAITING", 0.1)
+    answered = threading.Event()
+
+    def behaviour(request: Request, _number: int) -> Answer:
+        ((tenant, name),) = events(request)
+        if tenant == "busy":
+            answered.wait(20)
+        return Answer(422 if name == "bad" else 200)
+
+    with Receiver(behaviour) as receiver, deliver(receiver.url, 2, BY_TENANT, **LONG) as delivery:
+        expire(client, "slow", tenant="busy")
+        (bad, _) = expire(client, "bad", "next", tenant="a")
+        eventually(lambda: delivery.pending().get(bad, (b"",))[0] == b"(parked)")
+        assert skip(shard, "hook", bad.decode())
+        eventually(lambda: delivery.events("delivered") == 1)
+        answered.set()
 
 
 def test_one_process_works_and_the_next_goes_on_where_it_stopped(

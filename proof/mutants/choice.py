@@ -103,6 +103,7 @@ _SCRIPT_TESTS = {
     "ops/repair_budget": _RECONCILE,
     "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),
     "sweep/": _GRACE,
+    "sweep/drop_notes": ("tests/lua/kinds/test_forms.py",),
     "sweep/expire": _EXPIRE,
     "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
     "sweep/kind_compiles": _KINDS,

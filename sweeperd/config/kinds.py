@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -16,7 +17,9 @@ from sweeperd.config.templates import (
     Command,
     Field,
     Word,
+    bare,
     check_name,
+    fields_of,
     parse_command,
     parse_field,
     parse_unless,
@@ -42,7 +45,10 @@ OWN_FIELDS = {"expired_at", "dismissed_at", "quarantined_at", "quarantine_reason
 #: The prefixes of sweeperd's keys, and of reservations' keys if they are swept.
 OWN_KEYS = "sweeperd:"
 RESERVATION_KEYS = ("reservation:", "budget:")
-MAX_WRITES = 64
+#: The most writes for one entry, and with `each`.
+MAX_WRITES, MAX_EACH = 64, 256
+#: How many ms a unit of deadlines is.
+UNITS = {"ms": 1, "s": 1000}
 #: The most fields of the hash that a script may read, and the largest script file in bytes.
 MAX_FIELDS, MAX_SCRIPT = 256, 65_536
 
@@ -79,13 +85,27 @@ Values = Annotated[
 ]
 
 
-def _key(key: str) -> str:
+def _key(key: str | None) -> str | None:
+    if key is None:
+        return None
     word = parse_word(key)
     if [part.name for part in word if isinstance(part, Field)] != [ID] or len(word) == 1:
         raise ValueError('must hold {id} once and no other placeholder, such as "seats:hold:{id}"')
     if word[0] == Field(ID):
         raise ValueError('must begin with literal text, such as "seats:hold:{id}", or an id could name any key')
     return key
+
+
+def _member(member: str | None) -> str | None:
+    word = parse_word(member or "")
+    names = [part for part in word if isinstance(part, Field)]
+    if len({name.name for name in names}) < len(names) or any(name.default for name in names) or Field(ID) in names:
+        raise ValueError("must name each part once, without a default, and none of them id")
+    if any(isinstance(one, Field) and isinstance(two, Field) for one, two in pairwise(word)):
+        raise ValueError("must have a text between two parts, such as {type}|{slot}")
+    if member is not None and not names:
+        raise ValueError("must name the parts of a member, such as {type}|{slot}")
+    return member
 
 
 def _event(event: list[str]) -> list[str]:
@@ -127,8 +147,11 @@ class KindSettings(Section):
 
     name: Annotated[Name, AfterValidator(_name)]
     index: Text
-    key: Annotated[Text, AfterValidator(_key)]
-    deadline: Text
+    entry: Literal["hash", "json", "member"] = "hash"
+    key: Annotated[Text | None, AfterValidator(_key)] = None
+    member: Annotated[Text | None, AfterValidator(_member)] = None
+    deadline: Text | None = None
+    unit: Literal["ms", "s"] = "ms"
     grace: Retention = timedelta(0)
     active: dict[str, Values] = {}
     ended: dict[str, str] = {}
@@ -137,13 +160,14 @@ class KindSettings(Section):
     tenant: Text | None = None
     give_back: Annotated[list[Text | list[str]], _each(parse_command)] = []
     event: Annotated[list[Text], AfterValidator(_event)] = []
+    each: Text | None = None
     script: ScriptText = None
     fields: list[Text] | None = None
     commands: Annotated[list[Text] | None, _each(check_name)] = None
     writes: list[Text] | None = None
     reads: list[Text] | None = None
     channels: list[Text] = []
-    max_writes: int = Checked(default=MAX_WRITES, ge=1, le=MAX_WRITES)
+    max_writes: int = Checked(default=MAX_WRITES, ge=1, le=MAX_EACH)
     max_wait: PositiveDuration = timedelta(hours=1)
     unless: str | list[str] | dict[str, str] | None = None
     unless_recheck: PositiveDuration = timedelta(seconds=30)
@@ -165,21 +189,52 @@ class KindSettings(Section):
         return self
 
     @cached_property
-    def entry(self) -> tuple[str, str]:
-        """The text before and after the id in the name of a hash."""
+    def key_parts(self) -> tuple[str, str]:
+        """The text before and after the id in the name of an entry's key; empty if the member is the entry."""
+        if self.key is None:
+            return "", ""
         word = parse_word(self.key)
         place = word.index(Field(ID))
         return "".join(map(str, word[:place])), "".join(map(str, word[place + 1 :]))
 
     @property
-    def entry_pattern(self) -> str:
-        """The name of every hash, with `*` for the id."""
-        return "*".join(self.entry)
+    def entry_patterns(self) -> list[str]:
+        """The name of every entry's key, with `*` for the id; none if the member is the entry."""
+        return [] if self.key is None else ["*".join(self.key_parts)]
+
+    @property
+    def parts(self) -> Word:
+        """The parts of a member and the text between them."""
+        return parse_word(self.member or "")
+
+    def is_of_element(self, field: Field) -> bool:
+        """Whether the field belongs to an element of `each`."""
+        return self.each is not None and field.name.startswith(f"{self.each}.")
+
+    def repeats(self, command: Command) -> bool:
+        """Whether the command is repeated for each element of `each`."""
+        return any(map(self.is_of_element, command.fields))
+
+    @property
+    def unit_ms(self) -> int:
+        return UNITS[self.unit]
 
     @property
     def event_fields(self) -> list[Field]:
         """The fields of `event`."""
         return list(map(parse_field, self.event))
+
+    @property
+    def named(self) -> list[str]:
+        """The fields of an entry that the settings name, without those of its elements."""
+        fields = [
+            *self.event_fields,
+            *fields_of(self.unless_key or ()),
+            *(f for each in self.given_back for f in each.fields),
+        ]
+        plain = [*self.active, *self.ended, *self.over, *self.unless_values, *(self.fields or [])]
+        plain += [name for name in (self.deadline, self.tenant, self.each) if name is not None]
+        return [*plain, *(field.name for field in fields if not self.is_of_element(field))]
 
     @property
     def given_back(self) -> list[Command]:
@@ -225,7 +280,7 @@ class KindSettings(Section):
     @property
     def retention_ms(self) -> int:
         """How long an expired hash stays readable, ms; 0 to delete it at once."""
-        return milliseconds(self.retention)
+        return 0 if self.entry == "member" else milliseconds(self.retention)
 
     @property
     def max_wait_ms(self) -> int:
@@ -234,6 +289,7 @@ class KindSettings(Section):
 
 def _problems(kind: KindSettings) -> Iterator[str]:
     """Settings that contradict each other, most important first."""
+    yield from _form_problems(kind)
     yield from _script_problems(kind) if kind.script is not None else _declared_problems(kind)
     named: dict[str, Iterable[str]] = {
         "ended": kind.ended,
@@ -241,13 +297,16 @@ def _problems(kind: KindSettings) -> Iterator[str]:
         "active": kind.active,
         "unless": kind.unless_values,
     }
-    for key, fields in {"deadline": [kind.deadline], **{key: list(values) for key, values in named.items()}}.items():
+    for key, fields in {
+        "deadline": [kind.deadline or ""],
+        **{key: list(values) for key, values in named.items()},
+    }.items():
         if own := OWN_FIELDS.intersection(fields):
             yield f"{key}: {min(own)} is set by sweeperd itself"
     if kind.deadline in kind.ended:
         yield "ended: it must not change the deadline"
     yield from _unless_problems(kind)
-    if kind.index.startswith(OWN_KEYS) or may_overlap(kind.entry_pattern, f"{OWN_KEYS}*"):
+    if any(may_overlap(pattern, f"{OWN_KEYS}*") for pattern in [kind.index, *kind.entry_patterns]):
         yield f"index and key: {OWN_KEYS}* is sweeperd's own"
 
 
@@ -260,10 +319,38 @@ def _unless_problems(kind: KindSettings) -> Iterator[str]:
         yield 'protected: "expire" needs unless_max'
     if kind.unless == {}:
         yield "unless: names no field"
-    own_key = kind.unless_key is not None and pattern_of(kind.unless_key) == kind.entry_pattern
+    own_key = kind.unless_key is not None and pattern_of(kind.unless_key) in kind.entry_patterns
     values = kind.unless_values
     if own_key or (values and all(kind.active.get(name) == [value] for name, value in values.items())):
         yield "unless: every active entry would be protected"
+
+
+def _form_problems(kind: KindSettings) -> Iterator[str]:
+    """What does not go with `entry` or `each`."""
+    if kind.entry == "member":
+        refused = {"key", "active", "ended", "over", "retention", "each", "sums"}
+        if kind.member is None:
+            yield "member: must name the parts of a member, such as {type}|{slot}"
+        names = {part.name for part in fields_of(kind.parts)}
+        if unknown := [name for name in kind.named if bare(name) not in names and not (kind.script and name in names)]:
+            yield f"{unknown[0]} is not a part of member"
+    else:
+        refused = {"member"} | ({"ended", "sums"} if kind.entry == "json" else set())
+        if kind.key is None:
+            yield "key: must name the key of an entry, such as seats:hold:{id}"
+        if kind.entry == "json" and kind.retention:
+            yield 'retention: must be "0s": a string that stayed would look alive, and give back again'
+    for key in sorted(refused & kind.model_fields_set):
+        yield f'{key}: does not go with entry = "{kind.entry}"'
+    if kind.each is None and kind.max_writes > MAX_WRITES:
+        yield f"max_writes: more than {MAX_WRITES} need `each`"
+    if kind.each is not None:
+        if kind.script is not None or not any(map(kind.repeats, kind.given_back)):
+            yield f"each: no template of give_back names a field of an element, such as {{{kind.each}.sku}}"
+        if any(map(kind.is_of_element, [*kind.event_fields, *fields_of(kind.unless_key or ())])):
+            yield f"each: only give_back may name a field of an element of {kind.each}"
+        if kind.entry == "json" and kind.each in kind.event:
+            yield f"event: {kind.each} is an array; name fields that are texts or numbers"
 
 
 def _script_problems(kind: KindSettings) -> Iterator[str]:
@@ -274,7 +361,7 @@ def _script_problems(kind: KindSettings) -> Iterator[str]:
         yield "commands: PUBLISH: name its channel in channels"
     if kind.writes is None:
         yield "writes: a kind with a script must name the keys that it may write"
-    if not kind.ended and kind.retention:
+    if not kind.ended and kind.retention_ms:
         yield "ended: a kind with a script must name a field that marks an ended entry, or it would expire again"
     if kind.fields is not None and len(kind.fields) > MAX_FIELDS:
         yield f"fields: more than {MAX_FIELDS}"
@@ -284,12 +371,12 @@ def _declared_problems(kind: KindSettings) -> Iterator[str]:
     for key, given in (("fields", kind.fields), ("reads", kind.reads), ("commands", kind.commands)):
         if given is not None:
             yield f"{key}: belongs to a kind with a script"
-    if kind.retention and all(kind.ended.get(field, values[0]) in values for field, values in kind.active.items()):
+    if kind.retention_ms and all(kind.ended.get(field, values[0]) in values for field, values in kind.active.items()):
         yield (
             "ended: must give a field of active another value, or an expired entry would still be active "
             'and expire again (or set retention = "0s")'
         )
-    for field, values in kind.over.items():
+    for field, values in kind.over.items() if kind.entry != "member" else ():
         if field not in kind.active:
             yield f"over: {field} is not a field of active, so it cannot mark an end"
         elif both := [value for value in values if value in kind.active[field]]:
@@ -335,10 +422,10 @@ def check_kinds(kinds: Sequence[KindSettings], reservations: bool) -> None:
         names.add(kind.name)
         if (other := indexes.setdefault(kind.index, kind.name)) != kind.name:
             raise ValueError(f"kinds: {kind.name}: the index {kind.index} is that of {other}")
-        if (other := keys.setdefault(kind.entry, kind.name)) != kind.name:
+        if kind.key is not None and (other := keys.setdefault(kind.key_parts, kind.name)) != kind.name:
             raise ValueError(f"kinds: {kind.name} and {other} have the same key")
         for stem in RESERVATION_KEYS if reservations else ():
-            if may_overlap(kind.entry_pattern, f"{stem}*"):
+            if any(may_overlap(pattern, f"{stem}*") for pattern in kind.entry_patterns):
                 raise ValueError(f"kinds: {kind.name}: {stem}* belongs to reservations (reservations.enabled)")
         for pattern in kind.write_patterns if reservations else ():
             if pattern.startswith(RESERVATION_KEYS):

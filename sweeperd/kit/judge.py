@@ -4,6 +4,7 @@ import functools
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import redis
@@ -74,17 +75,18 @@ class _Judgement:
         yield from self._index()
         yield from self._protection()
         yield from self._quarantine()
-        yield from self._hash()
+        yield from self._notes()
+        yield from self._content()
         yield from self._other_keys()
         yield from self._books()
 
     @property
     def _entry(self) -> bytes:
-        return self.sample.id.encode()
+        return self.lab.id(self.sample)
 
     @property
     def _key(self) -> bytes:
-        return self.lab.hash_key(self._entry)
+        return self.lab.entry_key(self._entry)
 
     @property
     def _expired(self) -> bool:
@@ -92,17 +94,18 @@ class _Judgement:
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        """The hash before the run."""
-        fields: dict[bytes, bytes] = self.before.of(self._key, "hash")
-        return fields
+        """The fields before the run."""
+        return self.lab.fields(self.before, self._entry)
 
     def _in_time(self, value: Any) -> bool:
         """Whether the value is the time of the run."""
         number = whole(value) if isinstance(value, bytes) else value
         return number is not None and self.lab.moment[0] <= number <= self.lab.moment[1]
 
-    def _deadline(self, fields: dict[bytes, bytes]) -> int | None:
-        return whole(fields.get(self.lab.settings.deadline.encode(), b""))
+    @cached_property
+    def _deadline(self) -> int | None:
+        """The deadline before the run, ms."""
+        return self.lab.deadline(self.before, self._entry)
 
     def _members(self, key: bytes) -> tuple[Any, Any, bool]:
         """The entry's score before and after, and whether all other members are unchanged."""
@@ -125,10 +128,10 @@ class _Judgement:
             yield from self._put_off(now)
 
     def _put_off(self, score: float) -> Iterator[str]:
-        """The index follows a future deadline in the hash; else the entry waits, or the script extended both."""
+        """The index follows a future deadline; else the entry waits, or the script extended both."""
         since, until = self.lab.moment
-        fields = self.after.of(self._key, "hash")
-        then, now = self._deadline(self._fields), self._deadline(fields)
+        score = round(score * self.lab.kind.unit_ms)
+        then, now = self._deadline, self.lab.deadline(self.after, self._entry)
         if (then != now or (then is not None and then > until)) and score != now:
             yield f"not due, and the index says {score:.0f} instead of {now}"
         if score < since:
@@ -160,12 +163,13 @@ class _Judgement:
         if key is None:
             return
         _, now, same = self._members(key)
-        end = (self._deadline(self._fields) or 0) + settings.grace_ms
+        end = (self._deadline or 0) + settings.grace_ms
         last = None if settings.unless_max_ms is None else end + settings.unless_max_ms
         if not same:
             yield f"{outcome}, and another protected entry changed"
         if self._stays:
             _, score, _ = self._members(self.lab.kind.index)
+            score = score and score * self.lab.kind.unit_ms
             if not self._guarded:
                 yield "the reply says protected, but `unless` does not protect it"
             if now != end:
@@ -192,6 +196,46 @@ class _Judgement:
         elif not self._in_time(now):
             yield f"quarantined now, and the quarantine says {now:.0f}"
 
+    def _notes(self) -> Iterator[str]:
+        """A score that is not the deadline has a note of the deadline; a quarantined entry has its reason."""
+        kind, outcome = self.lab.kind, self.result.outcome
+        for key, expected in ((kind.notes, self._note()), (kind.marks, self._mark())):
+            then, now = (dict(snapshot.of(key or b"", "hash")) for snapshot in (self.before, self.after))
+            before, after = then.pop(self._entry, None), now.pop(self._entry, None)
+            if then != now:
+                yield f"{outcome}, and {decode(key or b'')} of another entry changed"
+            same = before == after and outcome in _STAYING
+            if key is not None and after != expected and not (expected is None and same):
+                yield f"{outcome}, and {decode(key)} has {_shown(after)} instead of {_shown(expected)}"
+
+    def _note(self) -> bytes | None:
+        score, now, _ = self._members(self.lab.kind.index)
+        noted = self.before.of(self.lab.kind.notes or b"", "hash").get(self._entry, b"").split(b" ")[0]
+        text = self.lab.due_text(self.before, self._entry)
+        if self.result.outcome is Outcome.QUARANTINED:
+            return text + b" " if score is not None else noted + b" " if noted else None
+        waits = self.result.outcome is Outcome.NOT_DUE and self._deadline == self.lab.deadline(self.after, self._entry)
+        if waits and now != float(text or b"nan"):
+            found: bytes = self.after.of(self.lab.kind.notes or b"", "hash").get(self._entry, b" ")
+            return text + b" " + found.split(b" ")[1]
+        return None
+
+    def _mark(self) -> bytes | None:
+        if self.result.outcome is not Outcome.QUARANTINED:
+            return None
+        return f"{self.result.detail} {self.result.why}".encode("utf-8", "surrogateescape")
+
+    def _content(self) -> Iterator[str]:
+        """What the entry holds; a hash says more of it."""
+        key, form = self._key, self.lab.kind.form
+        if form == "hash":
+            yield from self._hash()
+        elif form == "json" and self._expired:
+            if key in self.after.contents:
+                yield "expired, and the string is still there"
+        elif form == "json" and self.before.contents.get(key) != self.after.contents.get(key):
+            yield f"{self.result.outcome}, and {decode(key)} changed"
+
     def _hash(self) -> Iterator[str]:
         key, outcome, settings = self._key, self.result.outcome, self.lab.settings
         fields = dict(self.after.of(key, "hash"))
@@ -209,7 +253,7 @@ class _Judgement:
                 yield "quarantined without its exact cause in the hash"
             expected = {name: value for name, value in expected.items() if name not in _MARKS}
         elif outcome is Outcome.NOT_DUE:
-            deadline = settings.deadline.encode()
+            deadline = (settings.deadline or "").encode()
             expected = {
                 name: fields.get(name, value) if name == deadline else value for name, value in expected.items()
             }
@@ -251,13 +295,13 @@ class _Judgement:
     def _fields_of_event(self, event: dict[bytes, bytes]) -> Iterator[str]:
         settings, fields = self.lab.settings, self._fields
         tenant = fields.get(settings.tenant.encode(), b"") if settings.tenant else b""
-        deadline = fields.get(settings.deadline.encode(), b"")
+        deadline = self._deadline or 0
         expected = {
             b"type": f"{settings.name}.expired".encode(),
             b"kind": settings.name.encode(),
             b"id": self._entry,
             b"tenant": tenant,
-            b"expires_at": deadline,
+            b"expires_at": str(deadline).encode(),
             b"trace_id": TRACE.encode(),
         }
         data = {name.removeprefix(b"data."): event.pop(name) for name in list(event) if name.startswith(b"data.")}
@@ -269,9 +313,10 @@ class _Judgement:
                 yield f"an event with {decode(name)} = {_shown(found)} instead of {_shown(due)}"
         if self.result.tenant != tenant:
             yield f"a reply with the tenant {_shown(self.result.tenant)} instead of {_shown(tenant)}"
-        end = int(deadline) + settings.grace_ms if deadline.isdigit() else 0
+        end = deadline + settings.grace_ms
         if self.lab.kind.protected and self._entry in self.before.of(self.lab.kind.protected, "zset"):
-            end = min(max(end, int(self.before.of(self.lab.kind.index, "zset")[self._entry])), self.lab.moment[1])
+            asked = round(self.before.of(self.lab.kind.index, "zset")[self._entry] * self.lab.kind.unit_ms)
+            end = min(max(end, asked), self.lab.moment[1])
         if not self._in_time(self.result.lag_ms + end):
             yield f"a reply with a lag of {self.result.lag_ms} ms"
         yield from self._missing(missing)
@@ -341,8 +386,8 @@ def _told(settings: KindSettings, fields: dict[bytes, bytes]) -> dict[bytes, byt
 def _own_keys(lab: Lab, sample: Sample) -> set[bytes]:
     """The keys that the script may always write."""
     kind = lab.kind
-    more = {kind.protected} if kind.protected else set[bytes]()
-    return {lab.hash_key(sample.id.encode()), kind.index, kind.quarantine, lab.keys.events} | more
+    more = {key for key in (kind.protected, kind.notes, kind.marks) if key is not None}
+    return {lab.entry_key(lab.id(sample)), kind.index, kind.quarantine, lab.keys.events} | more
 
 
 def compare_after(lab: Lab, sample: Sample, before: Snapshot) -> str:
@@ -359,7 +404,7 @@ def _differing(lab: Lab, sample: Sample, before: Snapshot) -> Iterator[str]:
         if sample.outcome == "expired" and silent and lab.settings.script is not None and lab.settings.write_patterns:
             yield "it expired and gave nothing back; if that is intended, add an `after` that says so"
         return
-    fields: dict[bytes, bytes] = now.of(lab.hash_key(sample.id.encode()), "hash")
+    fields = lab.fields(now, lab.id(sample))
     if said.hash is None and fields:
         yield "the hash still exists"
     for name, value in (said.hash or {}).items():
@@ -449,7 +494,7 @@ def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: 
     `errors`, an error that changes nothing is fine.
     """
     before = lab.snapshot(sample)
-    result = lab.run(sample.id.encode(), **run)
+    result = lab.run(lab.id(sample), **run)
     found = find_problem(lab, sample, result, before)
     if errors and found.startswith("an error: "):
         return None
@@ -461,7 +506,7 @@ def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: 
 def expect(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: Any) -> Failure | None:
     """Run the loaded sample and judge: one of these outcomes, and no change beyond what it permits."""
     before = lab.snapshot(sample)
-    result = lab.run(sample.id.encode(), **run)
+    result = lab.run(lab.id(sample), **run)
     found = find_problem(lab, sample, result, before)
     if not found and isinstance(result, Decision) and result.outcome not in outcomes:
         wanted = " or ".join(outcomes) if len(outcomes) < 3 else "any other outcome"
@@ -472,8 +517,9 @@ def expect(lab: Lab, sample: Sample, about: str, *outcomes: Outcome, **run: Any)
 def _again(lab: Lab, sample: Sample) -> str:
     """What a second run of an expired entry changes after its index entry is restored, or ""."""
     before = lab.snapshot(sample)
-    lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
-    result = lab.run(sample.id.encode())
+    if lab.kind.form != "member":  # a member that is there again is a new entry
+        lab.client.zadd(lab.kind.index, {lab.id(sample): lab.score(DEADLINE)})
+    result = lab.run(lab.id(sample))
     after = lab.snapshot(sample)
     changed = after.changed_since(before)
     ended = isinstance(result, Decision) and result.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND)

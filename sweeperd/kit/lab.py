@@ -11,11 +11,13 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.config.kinds import KindSettings
-from sweeperd.kit.samples import ANY, DEADLINE, NOW, Content, Sample
+from sweeperd.kit.samples import ANY, DEADLINE, NOW, Content, Sample, json_text, member_of
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Script
 from sweeperd.sweep.configured import configured
+from sweeperd.sweep.fields import json_fields, member_fields
 from sweeperd.sweep.kind import Decision
+from sweeperd.text import whole
 
 #: A function of the user that reads what no expiry may change.
 Books = Callable[["redis.Redis"], object]
@@ -101,14 +103,15 @@ class Lab:
         pipeline = self.client.pipeline(transaction=False)
         pipeline.set(BYSTANDER, "untouched")
         self.write(sample.keys, pipeline)
-        pipeline.zadd(self.kind.index, dict.fromkeys(NEIGHBOURS, DEADLINE))
+        pipeline.zadd(self.kind.index, dict.fromkeys(NEIGHBOURS, self.score(DEADLINE)))
         pipeline.zadd(self.kind.quarantine, dict.fromkeys(NEIGHBOURS, DEADLINE))
         if self.kind.protected:
             pipeline.zadd(self.kind.protected, dict.fromkeys(NEIGHBOURS, DEADLINE))
+        for key in filter(None, (self.kind.notes, self.kind.marks)):
+            pipeline.hset(key, mapping=dict.fromkeys(NEIGHBOURS, "another"))
         pipeline.xadd(self.keys.events, {"type": "prove"}, id="1-1")
         for entry in self.entries(sample, more):
-            pipeline.hset(self.hash_key(entry), mapping=sample.hash)
-            pipeline.zadd(self.kind.index, {entry: DEADLINE})
+            self.put(sample, entry, pipeline)
         pipeline.execute()
         self._collect_messages()
         self._messages.clear()
@@ -125,13 +128,68 @@ class Lab:
         """The key in Redis."""
         return self.keys.prefix + key.encode("utf-8", "surrogateescape")
 
-    @staticmethod
-    def entries(sample: Sample, more: int = 0) -> list[bytes]:
-        """The ids of the sample and its copies."""
-        return [sample.id.encode(), *(f"{sample.id}-{number}".encode() for number in range(more))]
+    def id(self, sample: Sample) -> bytes:
+        """The sample's id. A member is its fields."""
+        member = self.kind.form == "member" and sample.hash
+        return _bytes_of(member_of(self.settings, sample.hash) if member else sample.id)
 
-    def hash_key(self, entry: bytes) -> bytes:
+    def entries(self, sample: Sample, more: int = 0) -> list[bytes]:
+        """The ids of the sample and its copies."""
+        first = self.id(sample)
+        return [first, *(first + f"-{number}".encode() for number in range(more))]
+
+    def entry_key(self, entry: bytes) -> bytes:
         return self.kind.call(entry, TRACE).keys[0]
+
+    def put(self, sample: Sample, entry: bytes, client: Any = None) -> None:
+        """Write an entry with the sample's fields, and its index entry."""
+        client, key = client or self.client, self.entry_key(entry)
+        if self.kind.form == "json":
+            client.set(key, _bytes_of(json_text(sample.hash, self.settings.each)))
+        elif self.kind.form == "hash":
+            client.delete(key)
+            client.hset(key, mapping=sample.hash)
+        client.zadd(self.kind.index, {entry: self.score(sample.due)})
+
+    def remove(self, sample: Sample) -> None:
+        """Remove the entry without its index entry; of a member the index entry."""
+        entry = self.id(sample)
+        if self.kind.form == "member":
+            self.client.zrem(self.kind.index, entry)
+        else:
+            self.client.delete(self.entry_key(entry))
+
+    def score(self, ms: int) -> float:
+        return ms / self.kind.unit_ms
+
+    def fields(self, snapshot: Snapshot, entry: bytes) -> dict[bytes, bytes]:
+        """The entry's fields."""
+        if self.kind.form == "member":
+            return member_fields(self.kind.parts, entry)
+        if self.kind.form == "json":
+            return json_fields(snapshot.of(self.entry_key(entry), "string"))
+        fields: dict[bytes, bytes] = snapshot.of(self.entry_key(entry), "hash")
+        return fields
+
+    def deadline(self, snapshot: Snapshot, entry: bytes) -> int | None:
+        """The entry's deadline, ms; None if it cannot be read."""
+        text = self.due_text(snapshot, entry)
+        if self.settings.deadline is not None and self.kind.unit_ms == 1:
+            return whole(text)
+        try:
+            return round(float(text) * self.kind.unit_ms)
+        except (ValueError, OverflowError):
+            return None
+
+    def due_text(self, snapshot: Snapshot, entry: bytes) -> bytes:
+        """The deadline as it is stored. If it is the score of the index, a note counts that has this score."""
+        if self.settings.deadline is not None:
+            return self.fields(snapshot, entry).get(self.settings.deadline.encode(), b"")
+        score = snapshot.of(self.kind.index, "zset").get(entry)
+        noted, _, stands_for = snapshot.of(self.kind.notes or b"", "hash").get(entry, b"").partition(b" ")
+        if noted and stands_for and float(stands_for) == score:
+            return bytes(noted)
+        return b"" if score is None else b"%.17g" % score
 
     def run(
         self,
@@ -241,6 +299,10 @@ def normal(type_: str, value: Any) -> tuple[str, Any]:
         case "string":
             return type_, _bytes(value)
     return type_, value
+
+
+def _bytes_of(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _score(value: Any) -> float | bytes:

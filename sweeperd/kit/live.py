@@ -8,11 +8,12 @@ from typing import Any, cast
 from sweeperd.config.kinds import MAX_FIELDS, KindSettings
 from sweeperd.config.templates import ID
 from sweeperd.kit.lab import at_moment
-from sweeperd.kit.samples import ANY, DEADLINE, After, Content, Sample, books_of, value_of
+from sweeperd.kit.samples import ANY, DEADLINE, After, Content, Sample, books_of, given, unit_text, value_of
 from sweeperd.store.scripts import Command, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import deciding
 from sweeperd.sweep.explanation import explain
+from sweeperd.sweep.fields import json_fields, member_fields
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.sweep.sample import spread
 
@@ -66,10 +67,18 @@ def _sample(shard: Shard, settings: KindSettings, kind: Kind, entry: bytes, repl
         for name, *rest in (*writes, *reads):
             if name not in (b"PUBLISH", b"TIME"):
                 words.setdefault(rest[0], set()).update(rest[1:])
-    own = {kind.hash_key(entry), kind.index, kind.quarantine, kind.protected, shard.keys.events}
+    own = {
+        kind.entry_key(entry),
+        kind.index,
+        kind.quarantine,
+        kind.protected,
+        kind.notes,
+        kind.marks,
+        shard.keys.events,
+    }
     try:
-        key = kind.hash_key(entry)
-        fields = (_copied(shard, key, words.get(key, set()), MAX_FIELDS) or {}).get("hash")
+        key = kind.entry_key(entry)
+        fields = _fields(shard, kind, entry, words.get(key, set()))
         if not fields:
             return None
         named = {key.removeprefix(shard.keys.prefix).decode(): key for key in words.keys() - own}
@@ -77,13 +86,26 @@ def _sample(shard: Shard, settings: KindSettings, kind: Kind, entry: bytes, repl
         id_ = entry.decode()
     except UnicodeDecodeError:
         return None
-    if settings.deadline in fields:
-        fields[settings.deadline] = str(DEADLINE)
+    if settings.deadline is not None and settings.deadline in fields:
+        fields[settings.deadline] = unit_text(settings, DEADLINE)
     keys = {name: copy for name, copy in copies.items() if copy is not None}
-    commands = () if settings.script else settings.given_back
-    complete = all(value_of(field, fields) for command in commands for field in command.fields)
-    books = books_of(commands, fields | {ID: id_}) if complete else ()
+    writes = [] if settings.script else given(settings, fields | {ID: id_})
+    complete = all(value_of(field, more) for command, more in writes for field in command.fields)
+    books = books_of(writes) if complete else ()
     return Sample(id_, fields, keys, books, after=After(keys=dict.fromkeys(copies, ANY)), live=True)
+
+
+def _fields(shard: Shard, kind: Kind, entry: bytes, words: set[bytes]) -> dict[str, str]:
+    """Empty if the entry is gone or of another form. Raises UnicodeDecodeError."""
+    if kind.form == "hash":
+        held: dict[str, str] = (_copied(shard, kind.entry_key(entry), words, MAX_FIELDS) or {}).get("hash", {})
+        return held
+    if kind.form == "member":
+        found = member_fields(kind.parts, entry)
+    else:
+        text = (_copied(shard, kind.entry_key(entry), words) or {}).get("string", "")
+        found = json_fields(text.encode())
+    return {name.decode(): value.decode() for name, value in found.items()}
 
 
 def _copied(shard: Shard, key: bytes, words: set[bytes], most: int = ELEMENTS) -> Content | None:

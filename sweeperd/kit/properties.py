@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 
-from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN, bare
+from sweeperd.config.templates import FORMS, INT64_MAX, INT64_MIN, Field, bare
 from sweeperd.kit import victim
 from sweeperd.kit.judge import (
     Failure,
@@ -28,7 +28,8 @@ from sweeperd.kit.judge import (
     names,
 )
 from sweeperd.kit.lab import BYSTANDER, TRACE, Lab, NoEnd
-from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, filled
+from sweeperd.kit.samples import DEADLINE, Sample, counter_keys, due, elements, filled, json_text
+from sweeperd.sweep.fields import member_fields
 from sweeperd.sweep.kind import Decision, Outcome
 
 #: Values to try in each field of a hash.
@@ -40,6 +41,27 @@ HOSTILE = (
 MAX_WAITS = 100
 #: Added to the deadline, ms, to make it even and odd.
 SHIFTS = (0, 1_234_567)
+#: Texts to try in a string that should hold a JSON object, and in a field that should hold an array of objects.
+DOCUMENTS = (
+    *(
+        "",
+        "[]",
+        "null",
+        "{",
+        '{"a": 1} {',
+        "[{}]",
+        "7",
+        '{"a": 0x10}',
+        '{"a": 1',
+        '{"a":"\\ud800"}',
+        "\x00",
+        "{'a': 1}",
+    ),
+    *('{"a":' * 2000, '{"a": "' + "v" * 70_000 + '"}'),
+)
+ARRAYS = ("[1]", "[null]", '["a"]', "[[]]", '{"a": 1}', "[{}]", "[{}", '[{"qty": -1}]', f"[{', '.join(['{}'] * 300)}]")
+#: Commands that scripts read entries and their notes with.
+_READS = ("ZSCORE", "HGET", "GETRANGE", "HEXISTS")
 #: Values to try in each counter.
 COUNTERS = ("", "x", "1.5", "007", "0", "1", str(INT64_MAX), str(INT64_MAX - 1), str(INT64_MIN), "9" * 40)
 #: Longer than any proof, ms.
@@ -82,7 +104,7 @@ def never_early(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
     """An entry expires 1 ms after the end of its grace, and never before, whatever arguments a caller adds."""
     early = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
     for deadline in (DEADLINE + shift for shift in SHIFTS):
-        case, end = sample.changed(lab.settings.deadline, str(deadline)), deadline + lab.settings.grace_ms
+        case, end = due(sample, lab.settings, deadline), deadline + lab.settings.grace_ms
 
         def at(
             moment: int, *outcomes: Outcome, bogus: tuple[str, ...] = (), case: Sample = case, end: int = end
@@ -103,28 +125,40 @@ def again(lab: Lab, sample: Sample) -> Failure | None:
 
 
 def put_off(lab: Lab, sample: Sample) -> Failure | None:
-    """A later deadline in the hash moves the index entry and changes nothing else."""
-    lab.load(sample.changed(lab.settings.deadline, str(DEADLINE + SHIFTS[1])))
+    """A later deadline moves the index entry and changes nothing else."""
+    lab.load(due(sample, lab.settings, DEADLINE + SHIFTS[1]))
     return expect(lab, sample, f"{sample.id} with a future deadline", *Outcome, at=DEADLINE + 1)
 
 
 def orphan(lab: Lab, sample: Sample) -> Failure | None:
-    """An index entry without a hash is removed, and nothing else changes."""
+    """An index entry without its key is removed, a member without a score is no entry, and nothing else changes."""
     lab.load(sample)
-    lab.client.delete(lab.hash_key(sample.id.encode()))
-    return expect(lab, sample, f"{sample.id} without its hash", Outcome.NOT_FOUND)
+    lab.remove(sample)
+    return expect(lab, sample, f"{sample.id} without its key", Outcome.NOT_FOUND)
 
 
 @each_case
 def unproven(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
-    """Until an entry of the kind was seen alive, an entry without a hash or in another state is held."""
+    """Until an entry of the kind was seen alive, one without its key, or that does not fit, is held."""
+    if lab.kind.form == "member":
+        if unfit := _unfit(lab, sample):
+            lab.load(unfit)
+            yield expect(lab, unfit, "a member that does not fit, unproven", Outcome.HELD, proven=False)
+            yield expect(lab, unfit, "a member that does not fit", Outcome.QUARANTINED)
+        return
     lab.load(sample)
-    lab.client.delete(lab.hash_key(sample.id.encode()))
-    yield expect(lab, sample, f"{sample.id} without its hash, unproven", Outcome.HELD, proven=False)
+    lab.remove(sample)
+    yield expect(lab, sample, f"{sample.id} without its key, unproven", Outcome.HELD, proven=False)
     for field in lab.settings.active:
         case = sample.changed(field, "another")
         lab.load(case)
         yield expect(lab, case, f"{case.id} with {field} = 'another', unproven", Outcome.HELD, proven=False)
+
+
+def _unfit(lab: Lab, sample: Sample) -> Sample | None:
+    """A member that does not fit `member`; None if every one fits."""
+    unfit = replace(sample, id="\0", hash={}, after=None)
+    return None if member_fields(lab.kind.parts, lab.id(unfit)) else unfit
 
 
 @each_case
@@ -150,11 +184,13 @@ def amounts(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
         for value in HOSTILE:
             if value == "" and field.default is not None:
                 continue
+            if lab.settings.is_of_element(field) and not elements(lab.settings, sample.hash):
+                continue
             if not (value.isascii() and value.isdigit() and str(int(value)) == value and int(value) <= INT64_MAX):
-                yield refused(
-                    sample.changed(bare(field.name), value), f"{sample.id}, {field.name}: {abbreviated(value)}"
-                )
+                yield refused(_with(lab, sample, field, value), f"{sample.id}, {field.name}: {abbreviated(value)}")
     for command in commands:
+        if lab.settings.repeats(command):
+            continue
         if command.minimum is not None and command.amount and command.amount.field and command.amount.negative:
             counter = " ".join(filled(word, sample.hash, sample.id) for word in (command.key, *command.words))
             lab.load(sample)
@@ -163,6 +199,17 @@ def amounts(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
                 yield refused(
                     sample.changed(bare(command.amount.field.name), much), f"{sample.id} with an amount of {much}"
                 )
+
+
+def _with(lab: Lab, sample: Sample, field: Field, value: str) -> Sample:
+    """The sample with this value, of an element's field in the last element."""
+    if not lab.settings.is_of_element(field):
+        return sample.changed(bare(field.name), value)
+    stem = f"{lab.settings.each}."
+    rows = elements(lab.settings, sample.hash)
+    rows[-1] |= {field.name: value}
+    texts = [json_text({name.removeprefix(stem): held for name, held in row.items()}) for row in rows]
+    return sample.changed(stem[:-1], f"[{', '.join(texts)}]")
 
 
 def waits(lab: Lab, sample: Sample) -> Failure | None:
@@ -174,12 +221,12 @@ def waits(lab: Lab, sample: Sample) -> Failure | None:
     moment = seconds * 1000
     for _ in range(MAX_WAITS):
         before = lab.snapshot(sample)
-        result = lab.run(sample.id.encode(), at=moment)
+        result = lab.run(lab.id(sample), at=moment)
         if found := find_problem(lab, sample, result, before):
             return Failure(sample.id, found)
         if not isinstance(result, Decision) or result.outcome is not Outcome.NOT_DUE:
             return None
-        moment = int(lab.client.zscore(lab.kind.index, sample.id)) + lab.settings.grace_ms + 1
+        moment = _score_ms(lab, sample) + lab.settings.grace_ms + 1
     return Failure(sample.id, f"it was postponed {MAX_WAITS} times without an end")
 
 
@@ -192,6 +239,7 @@ def protected(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
     key = "" if settings.unless_key is None else filled(settings.unless_key, sample.hash, sample.id)
     guard = {key: {"string": "1"}} if key else {}
     kept = replace(sample, hash=sample.hash | settings.unless_values, keys=sample.keys | guard)
+    again = kept if lab.kind.form == "member" else sample
     end, about = DEADLINE + settings.grace_ms, f"{sample.id}, protected by `unless`,"
 
     def at(moment: int, *outcomes: Outcome) -> Failure | None:
@@ -203,18 +251,41 @@ def protected(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
         yield at(end + most, Outcome.EXPIRED if settings.protected == "expire" else Outcome.QUARANTINED)
     lab.load(kept)
     yield at(end + 1, Outcome.NOT_DUE)
-    lab.client.delete(*map(lab.named, guard), lab.hash_key(sample.id.encode()))
-    lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
-    free = int(lab.client.zscore(lab.kind.index, sample.id))
-    yield expect(lab, sample, f"{sample.id}, no longer protected", Outcome.EXPIRED, at=free)
+    if lab.kind.form == "member" and not guard:
+        return  # the values that protect it are the member
+    free, note = _score_ms(lab, again), lab.client.hget(lab.kind.notes, lab.id(again)) if lab.kind.notes else None
+    score = lab.client.zscore(lab.kind.index, lab.id(again))
+    lab.client.delete("none", *map(lab.named, guard))
+    lab.put(again, lab.id(again))
+    lab.client.zadd(lab.kind.index, {lab.id(again): score})
+    yield expect(lab, again, f"{sample.id}, no longer protected", Outcome.EXPIRED, at=free)
+    if note is not None and settings.deadline is None:
+        lab.load(kept)
+        yield at(end + 1, Outcome.NOT_DUE)
+        renewed = end + settings.unless_recheck_ms * 2
+        lab.client.zadd(lab.kind.index, {lab.id(kept): lab.score(renewed)})
+        yield expect(lab, kept, f"{sample.id}, renewed while it is protected", Outcome.NOT_DUE, at=renewed)
 
 
-def wrong_type(lab: Lab, sample: Sample) -> Failure | None:
-    """An entry whose key is not a hash is quarantined."""
+def _score_ms(lab: Lab, sample: Sample) -> int:
+    score: float = lab.client.zscore(lab.kind.index, lab.id(sample))
+    return round(score * lab.kind.unit_ms)
+
+
+@each_case
+def wrong_type(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
+    """An entry whose key is of another type, or not JSON where JSON is wanted, is quarantined."""
+    if lab.kind.form == "member":
+        return
+    key = lab.entry_key(lab.id(sample))
+    for text in DOCUMENTS if lab.kind.form == "json" else ("text",):
+        lab.load(sample)
+        lab.client.set(key, text)
+        yield expect(lab, sample, f"{sample.id} with the string {abbreviated(text)}", Outcome.QUARANTINED)
     lab.load(sample)
-    lab.client.delete(lab.hash_key(sample.id.encode()))
-    lab.client.set(lab.hash_key(sample.id.encode()), "text")
-    return judge(lab, sample, f"{sample.id} with a string instead of its hash")
+    lab.client.delete(key)
+    lab.client.rpush(key, "text")
+    yield expect(lab, sample, f"{sample.id} with a list instead of its key", Outcome.QUARANTINED)
 
 
 def ended(lab: Lab, sample: Sample) -> Failure | None:
@@ -230,14 +301,18 @@ def ended(lab: Lab, sample: Sample) -> Failure | None:
 def fields(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
     """Whatever a field holds, nothing is moved in part and the books balance."""
     for field in sample.hash:
-        for value in (None, *HOSTILE):
+        for value in (None, *HOSTILE, *(ARRAYS if field == lab.settings.each else ())):
             case = sample.changed(field, value)
             yield load_and_judge(lab, case, f"{sample.id} with {field} = {abbreviated(value)}")
 
 
 def seconds(lab: Lab, sample: Sample) -> Failure | None:
     """An entry whose deadline is in seconds is quarantined instead of expiring at once."""
-    lab.load(sample.changed(lab.settings.deadline, str(DEADLINE // 1000)))
+    if lab.kind.unit_ms > 1:  # one in ms is far in the future
+        early = [outcome for outcome in Outcome if outcome is not Outcome.EXPIRED]
+        lab.load(due(sample, lab.settings, DEADLINE * 1000))
+        return expect(lab, sample, f"{sample.id} with a deadline in ms", *early)
+    lab.load(due(sample, lab.settings, DEADLINE // 1000))
     left_alone = (Outcome.QUARANTINED, Outcome.SKIPPED)
     return expect(lab, sample, f"{sample.id} with a deadline in seconds", *left_alone)
 
@@ -247,9 +322,8 @@ def reused(lab: Lab, sample: Sample) -> Failure | None:
     if sample.outcome != "expired":
         return None
     lab.load(sample)
-    lab.run(sample.id.encode())
-    lab.client.hset(lab.hash_key(sample.id.encode()), mapping=sample.hash)
-    lab.client.zadd(lab.kind.index, {sample.id: DEADLINE})
+    lab.run(lab.id(sample))
+    lab.put(replace(sample, due=DEADLINE), lab.id(sample))
     lab.write(sample.keys)
     return judge(lab, sample, f"{sample.id} used again")
 
@@ -281,7 +355,7 @@ def ttls(lab: Lab, sample: Sample) -> Failure | None:
     lab.load(sample)
     for key in sample.keys:
         lab.client.pexpire(lab.named(key), TTL_MS)
-    lab.run(sample.id.encode())
+    lab.run(lab.id(sample))
     after = lab.snapshot(sample)
     declared = lab.settings.script is None and all(command.name != "SET" for command in lab.settings.given_back)
     kept = [key for key, content in sample.keys.items() if declared or "string" not in content]
@@ -294,9 +368,9 @@ def rights(lab: Lab, sample: Sample) -> Iterator[Failure | None]:
     """Nothing moves while the user lacks a right to a command or a key."""
     lab.load(sample)
     before = lab.snapshot(sample)
-    lab.run(sample.id.encode())
+    lab.run(lab.id(sample))
     touched = lab.snapshot(sample).contents.keys() | before.contents.keys()
-    commands = [f"-{name.lower()}" for name in (*FORMS, "XADD", "HMGET", "TYPE", "GET", "EXISTS")]
+    commands = [f"-{name.lower()}" for name in (*FORMS, "XADD", "HMGET", "TYPE", "GET", "EXISTS", *_READS)]
     rules = [f"~* &* +@all {command}" for command in commands]
     rules += [f"&* +@all {' '.join(f'~{_glob(name)}' for name in touched - {key})}" for key in touched]
     if int(str(lab.client.info("server")["redis_version"]).partition(".")[0]) >= 7:
@@ -363,7 +437,7 @@ def bounded(lab: Lab, sample: Sample) -> Failure | None:
     """A run stays within limits of time and commands."""
     lab.load(sample)
     lab.client.config_resetstat()
-    lab.run(sample.id.encode())
+    lab.run(lab.id(sample))
     stats: dict[str, Any] = lab.client.info("commandstats")
     took = sum(stat["usec"] for name, stat in stats.items() if name == "cmdstat_eval") / 1e6
     calls = sum(stat["calls"] for stat in stats.values())

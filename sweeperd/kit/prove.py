@@ -57,7 +57,7 @@ def _as_it_is(lab: Lab, sample: Sample) -> Sample:
     """The live sample, with the outcome that it waits or is protected if it does."""
     lab.load(sample)
     with contextlib.suppress(NoEnd):  # the first property reports it
-        result = lab.run(sample.id.encode())
+        result = lab.run(lab.id(sample))
         if isinstance(result, Decision) and result.outcome is Outcome.NOT_DUE:
             return replace(sample, outcome=Outcome.NOT_DUE.value, endless=True)
     return sample

@@ -1,6 +1,8 @@
 """Reads or derives the entries that a kind is proved with."""
 
+import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -10,6 +12,7 @@ from typing import Any
 from sweeperd.config.kinds import KindSettings
 from sweeperd.config.templates import ID, Command, Field, Word, bare, fields_of
 from sweeperd.errors import ConfigError
+from sweeperd.sweep.fields import json_fields, member_fields
 
 #: The deadline of every sample, ms: overdue by any server's clock.
 DEADLINE = 1_700_000_000_000
@@ -17,6 +20,7 @@ _TYPES = ("hash", "string", "set", "zset", "list")
 #: The amounts and counters of a derived sample.
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
+_NUMBER = re.compile(r"0|-?[1-9]\d{0,39}")
 
 #: In `after`: any value, and the time of the run, ms. ANY instead of a key's content: any content, or none.
 ANY, NOW = "*", "{now}"
@@ -44,6 +48,7 @@ class Sample:
     """One overdue entry, and the keys that it refers to."""
 
     id: str
+    #: The fields of the entry, whatever its form.
     hash: dict[str, str]
     keys: dict[str, Content]
     #: Groups of counters ("KEY FIELD" or "KEY") whose sum no expiry may change.
@@ -54,11 +59,75 @@ class Sample:
     endless: bool = False
     #: Whether it is a copy of a real entry.
     live: bool = False
+    #: When it is due if the score of the index is the deadline, ms.
+    due: int = DEADLINE
 
     def changed(self, field: str, value: str | None) -> "Sample":
         """The sample with another value in this field, or without the field."""
         rest = {name: old for name, old in self.hash.items() if name != field}
         return replace(self, hash=rest if value is None else rest | {field: value})
+
+
+def due(sample: Sample, kind: KindSettings, ms: int) -> Sample:
+    """The sample with this deadline."""
+    if kind.deadline is None:
+        return replace(sample, due=ms)
+    return sample.changed(kind.deadline, unit_text(kind, ms))
+
+
+def unit_text(kind: KindSettings, ms: int) -> str:
+    """A moment in the kind's unit."""
+    return str(ms) if kind.unit_ms == 1 else f"{ms / kind.unit_ms:.3f}"
+
+
+def member_of(kind: KindSettings, fields: Mapping[str, str]) -> str:
+    """The member with these parts."""
+    return "".join(fields.get(part.name, "") if isinstance(part, Field) else part for part in kind.parts)
+
+
+def json_text(fields: Mapping[str, str], each: str | None = None) -> str:
+    """A JSON object with these fields. Whole numbers are numbers, and `each` is an array if it can be read."""
+    document: dict[str, Any] = {}
+    for name, text in fields.items():
+        *path, last = [bare(name)] if name.startswith('"') else name.split(".")
+        place = document
+        for step in path:
+            place = place.setdefault(step, {})
+        if isinstance(place, dict):
+            place[last] = _json_value(text, is_array=name == each)
+    return json.dumps(document, ensure_ascii=False)
+
+
+def _json_value(text: str, *, is_array: bool) -> Any:
+    if _NUMBER.fullmatch(text):
+        return int(text)
+    if is_array:
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(text)
+    return text
+
+
+def elements(kind: KindSettings, fields: Mapping[str, str]) -> list[dict[str, str]]:
+    """The fields of each element of `each`, under their names in templates; empty if it is no array of objects."""
+    found = []
+    with contextlib.suppress(ValueError, RecursionError):
+        for element in json.loads(fields.get(kind.each or "") or "[]"):
+            texts = json_fields(json.dumps(element, ensure_ascii=False).encode("utf-8", "surrogateescape"))
+            found.append({f"{kind.each}.{_text(name)}": _text(value) for name, value in texts.items()})
+    return found
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def given(kind: KindSettings, fields: Mapping[str, str]) -> list[tuple[Command, dict[str, str]]]:
+    """The writes of an entry with these fields, each with the fields that fill it."""
+    return [
+        (command, {**fields, **more})
+        for command in kind.given_back
+        for more in (elements(kind, fields) if kind.repeats(command) else [{}])
+    ]
 
 
 def read_samples(path: Path, kind: KindSettings) -> list[Sample]:
@@ -82,7 +151,18 @@ def sample_of(row: dict[str, Any], kind: KindSettings, books: tuple[tuple[str, .
     """The sample of a JSON object, with the deadline filled in. Raises ValueError, KeyError, TypeError."""
     keys: dict[str, Content] = row.get("keys", {})
     _check(keys)
-    fields = {str(name): str(value) for name, value in row["hash"].items()} | {kind.deadline: str(DEADLINE)}
+    fields = {str(name): str(value) for name, value in row.get("hash", {}).items()}
+    if kind.entry == "member":
+        fields = {
+            _text(name): _text(value) for name, value in member_fields(kind.parts, str(row["id"]).encode()).items()
+        }
+    elif "json" in row:
+        text = json.dumps(row["json"], ensure_ascii=False).encode()
+        fields = {_text(name): _text(value) for name, value in json_fields(text).items()}
+    elif "hash" not in row:
+        raise KeyError("json" if kind.entry == "json" else "hash")
+    if kind.deadline is not None:
+        fields |= {kind.deadline: unit_text(kind, DEADLINE)}
     after = None if row.get("after") is None else _after(row["after"])
     outcome, endless = row.get("outcome", "expired"), bool(row.get("endless", False))
     return Sample(str(row["id"]), fields, keys, books, outcome, after, endless)
@@ -121,22 +201,33 @@ def derived_samples(kind: KindSettings) -> list[Sample]:
     commands = kind.given_back
     named = [*kind.event_fields, *([Field(kind.tenant)] if kind.tenant else []), *fields_of(kind.unless_key or ())]
     named += [field for command in commands for field in command.fields]
-    fields = {bare(field.name): f"{bare(field.name)}-1" for field in named}
-    fields |= {bare(amount.name): AMOUNT for command in commands if (amount := command.amount and command.amount.field)}
-    fields |= {name: values[0] for name, values in kind.active.items()} | {kind.deadline: str(DEADLINE)}
+    amounts = {bare(amount.name): AMOUNT for command in commands if (amount := command.amount and command.amount.field)}
+    all_fields = {bare(field.name): f"{bare(field.name)}-1" for field in named} | amounts
+    fields = {name: value for name, value in all_fields.items() if not kind.is_of_element(Field(name))}
+    fields |= {name: values[0] for name, values in kind.active.items()}
+    if kind.deadline is not None:
+        fields |= {kind.deadline: unit_text(kind, DEADLINE)}
+    if kind.each is not None:
+        stem = f"{kind.each}."
+        one = {name.removeprefix(stem): value for name, value in all_fields.items() if name.startswith(stem)}
+        two = {name: value.replace("-1", "-2") for name, value in one.items()}
+        fields[kind.each] = f"[{json_text(one)}, {json_text(two)}]"
+    entry = "id-1"
+    if kind.entry == "member":
+        fields = {part.name: amounts.get(part.name, f"{part.name}1") for part in fields_of(kind.parts)}
+        entry = member_of(kind, fields)
+    writes = [(command, more | {ID: entry}) for command, more in given(kind, fields)]
     keys: dict[str, Content] = {}
-    for command in commands:
-        _found(keys, command, fields)
+    for command, filling in writes:
+        _found(keys, command, filling)
     after: dict[str, Content] = deepcopy(keys)
-    for command in commands:
-        _written(after, command, fields)
+    for command, filling in writes:
+        _written(after, command, filling)
     left: dict[str, Content | str | None] = {
         key: after.get(key) for key in [*keys, *after] if after.get(key) != keys.get(key)
     }
-    messages = tuple(
-        (filled(each.key, fields), filled(each.words[0], fields)) for each in commands if each.name == "PUBLISH"
-    )
-    return [Sample("id-1", fields, keys, books_of(commands, fields), after=After(keys=left, messages=messages))]
+    messages = tuple((filled(c.key, more), filled(c.words[0], more)) for c, more in writes if c.name == "PUBLISH")
+    return [Sample(entry, fields, keys, books_of(writes), after=After(keys=left, messages=messages))]
 
 
 def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
@@ -199,10 +290,10 @@ def _amount(command: Command, fields: dict[str, str]) -> int:
     return -amount if command.amount.negative else amount
 
 
-def books_of(commands: Sequence[Command], fields: dict[str, str]) -> tuple[tuple[str, ...], ...]:
+def books_of(writes: Sequence[tuple[Command, dict[str, str]]]) -> tuple[tuple[str, ...], ...]:
     """The groups of counters of one key between which an amount moves."""
     groups: dict[tuple[str, str], dict[str, int]] = {}
-    for command in commands:
+    for command, fields in writes:
         if command.name == "HINCRBY" and command.amount and command.amount.field:
             key = filled(command.key, fields)
             moves = groups.setdefault((key, command.amount.field.name), {})
@@ -218,12 +309,12 @@ def value_of(field: Field, fields: Mapping[str, str]) -> str:
 
 def filled(word: Word, fields: dict[str, str], entry: str = "id-1") -> str:
     """The word with its placeholders filled from the hash and the id; a missing field is empty."""
-    values = fields | {ID: entry}
+    values = {ID: entry} | fields
     return "".join(value_of(part, values) if isinstance(part, Field) else part for part in word)
 
 
 def counter_keys(kind: KindSettings, fields: dict[str, str], entry: str) -> list[str]:
     """The keys that a declared kind adds to, without the prefix; it creates none of them."""
-    commands = () if kind.script else kind.given_back
-    counters = (command for command in commands if command.name in ("HINCRBY", "INCRBY"))
-    return list(dict.fromkeys(filled(command.key, fields, entry) for command in counters))
+    writes = () if kind.script else given(kind, fields)
+    counters = ((command, more) for command, more in writes if command.name in ("HINCRBY", "INCRBY"))
+    return list(dict.fromkeys(filled(command.key, more, entry) for command, more in counters))

@@ -15,6 +15,7 @@ from sweeperd.config.templates import FORMS, parse_word, pattern_of
 from sweeperd.document import CommandDocument, Document
 from sweeperd.redis_url import parse
 from sweeperd.store.keys import SUBSCRIPTION, Keys
+from sweeperd.sweep.kind_script import more_keys
 
 #: Any text in the name of a key. No entry, group or member has this name, so a check may run commands on it.
 ANY = b"\0sweeperd check"
@@ -91,7 +92,8 @@ def connection_grants(url: str) -> Iterator[Grant]:
 
 def _reservations(keys: Keys) -> Iterable[Grant]:
     reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
-    yield from _swept(keys.reservation_index, reservation, keys.quarantine, keys.ticks, keys.lease("sweep"))
+    yield from _hash_grants(reservation)
+    yield from _swept(keys.reservation_index, keys.quarantine, keys.ticks, keys.lease("sweep"))
     yield granted(Duty.STATUS, reservation, "HGET")
     yield granted(Duty.SWEEP, reservation, "PEXPIRE")
     yield granted(Duty.STATUS, budget, "EXISTS HMGET")
@@ -99,16 +101,21 @@ def _reservations(keys: Keys) -> Iterable[Grant]:
     yield granted(Duty.SHOW, budget, "HGETALL")
 
 
-def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
+def _hash_grants(entry: bytes) -> Iterable[Grant]:
     return [
-        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
-        granted(Duty.SWEEP, index, "ZADD ZREM ZMSCORE"),
-        granted(Duty.WALK, index, "ZSCAN"),
         granted(Duty.STATUS, entry, "EXISTS HMGET"),
         granted(Duty.SWEEP, entry, "HSET"),
         granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
         granted(Duty.WALK, entry, "PTTL"),
         granted(Duty.OPERATE, entry, "HDEL PEXPIRE"),
+    ]
+
+
+def _swept(index: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
+    return [
+        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
+        granted(Duty.SWEEP, index, "ZADD ZREM ZMSCORE"),
+        granted(Duty.WALK, index, "ZSCAN"),
         granted(Duty.STATUS, quarantine, "ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
         granted(Duty.OPERATE, quarantine, "ZREM"),
@@ -120,12 +127,11 @@ def _swept(index: bytes, entry: bytes, quarantine: bytes, ticks: bytes, lease: b
 
 
 def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
-    entry = keys.kind_entry(kind.entry, ANY)
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
-    yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
+    yield from _swept(keys.kind_index(kind.index), quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
     yield granted(Duty.STATUS, keys.proofs, "HGET")
     yield granted(Duty.SWEEP, keys.proofs, "HSET")
-    yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
+    yield from _form_grants(kind, keys)
     # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:
@@ -135,7 +141,6 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
                 yield granted(Duty.STATUS, _like(keys, command.pattern), _PLANNED)
                 yield granted(Duty.SWEEP, _like(keys, command.pattern), name)
     else:
-        yield granted(Duty.STATUS, entry, "HLEN HGETALL")
         names = {"HSET" if name == "HINCRBY" else name for name in kind.commands or FORMS} - {"PUBLISH"}
         for pattern in kind.write_patterns:
             yield granted(Duty.STATUS, _like(keys, pattern), _PLANNED)
@@ -144,12 +149,10 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
             yield granted(Duty.STATUS, _like(keys, pattern), _READS)
     for pattern in dict.fromkeys([*kind.write_patterns, *kind.read_patterns]):
         yield granted(Duty.OPERATE, _like(keys, pattern), _COPIES)
-    yield granted(Duty.OPERATE, entry, "HLEN")
     if kind.unless is not None:
         protected = keys.kind_protected(kind.name)
         yield granted(Duty.STATUS, protected, "ZCARD ZRANGE ZSCORE")
         yield granted(Duty.SWEEP, protected, "ZADD ZREM")
-        yield granted(Duty.STATUS, keys.kind_index(kind.index), "ZSCORE")
     if kind.unless_key is not None:
         yield granted(Duty.STATUS, _like(keys, pattern_of(kind.unless_key)), "EXISTS")
     for declared in kind.sums:
@@ -157,6 +160,28 @@ def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
         yield granted(Duty.WALK, _like(keys, pattern), "HGET")
     if kind.channels:
         yield granted(Duty.SWEEP, b"", "PUBLISH")
+
+
+def _form_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
+    """What the entry itself takes, and the keys that note what a hash would say of itself."""
+    entry = keys.kind_entry(kind.key_parts, ANY)
+    if kind.entry == "hash":
+        yield from _hash_grants(entry)
+        yield granted(Duty.OPERATE, entry, "HLEN")
+        if kind.script is not None:
+            yield granted(Duty.STATUS, entry, "HLEN HGETALL")
+    elif kind.entry == "json":
+        yield granted(Duty.STATUS, entry, "EXISTS GETRANGE")
+        yield granted(Duty.SHOW, entry, "GET STRLEN PTTL TYPE")
+        yield granted(Duty.WALK, entry, "PTTL")
+        yield granted(Duty.OPERATE, entry, "PEXPIRE")
+    if kind.entry != "member":
+        yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
+    places = {"notes": keys.kind_notes(kind.name), "marks": keys.kind_marks(kind.name)}
+    for key in (key for name, key in places.items() if name in more_keys(kind)):
+        yield granted(Duty.STATUS, key, "HGET HMGET")
+        yield granted(Duty.SWEEP, key, "HSET HDEL HSCAN")
+        yield granted(Duty.OPERATE, key, "HSET HDEL")
 
 
 def _like(keys: Keys, pattern: str) -> bytes:

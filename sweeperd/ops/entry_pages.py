@@ -206,7 +206,7 @@ class LetterRow(MemberDocument):
 
 def _is_known(shard: Shard, kind: Kind, entry: bytes) -> bool:
     scores = [("ZSCORE", key, entry) for key in (kind.index, kind.quarantine)]
-    exists, *found = accepted(run_commands(shard.client, [("EXISTS", kind.hash_key(entry)), *scores]))
+    exists, *found = accepted(run_commands(shard.client, [("EXISTS", kind.entry_key(entry)), *scores]))
     return bool(exists) or any(score is not None for score in found)
 
 

@@ -78,7 +78,7 @@ class Quarantine:
         self._shard = shard
         self._kind = kind
         self._length = batch
-        self._fields = ("quarantine_reason", kind.tenant, "state", "estimate_amount", "estimate_unit")
+        self._fields = (kind.tenant, "state", "estimate_amount", "estimate_unit")
         self._requeue = Script("ops/requeue")
         self._dismiss = Script("ops/dismiss")
 
@@ -146,7 +146,8 @@ class Quarantine:
             yield done
 
     def _dismiss_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
-        calls = [Call([self._kind.hash_key(entry.id), self._kind.quarantine], [entry.id]) for entry in page]
+        key, more = self._kind.entry_key, [self._kind.marks or b""]
+        calls = [Call([key(entry.id), self._kind.quarantine, *more], [entry.id]) for entry in page]
         replies = accepted(self._dismiss.run_many(self._shard.client, calls))
         problems = ("" if reply == b"dismissed" else NOT_THERE for reply in replies)
         return list(map(QuarantineChange, page, problems))
@@ -172,13 +173,15 @@ class Quarantine:
 
     def _requeue_call(self, entry: SetAside, again: Decision | None) -> Call | None:
         """The call of requeue.lua. None if the entry stays, and its reason is up to date."""
-        args: list[bytes | str] = [entry.id, self._kind.deadline]
+        args: list[bytes | str] = [entry.id, self._kind.deadline or ""]
         if again:
             if again.outcome is Outcome.ERROR or again.detail == entry.reason:
                 return None
             args += ["quarantine_reason", again.detail]
             args += ["quarantine_detail", again.why] if again.why else []
-        return Call([self._kind.hash_key(entry.id), self._kind.index, self._kind.quarantine], args)
+        kind = self._kind
+        keys = [kind.entry_key(entry.id), kind.index, kind.quarantine, kind.notes or b"", kind.marks or b""]
+        return Call(keys, args)
 
     def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:
         """The decisions about the entries that a sweep would quarantine again."""
@@ -215,8 +218,9 @@ class Quarantine:
         return self._read([IndexEntry(id_, str(score).encode()) for id_, score in scores if score is not None])
 
     def _read(self, entries: Sequence[IndexEntry]) -> list[SetAside]:
-        wanted = (("HMGET", self._kind.hash_key(entry.id), *self._fields) for entry in entries)
-        rows = run_commands(self._shard.client, wanted)
+        rows = run_commands(
+            self._shard.client, (self._kind.reason_command(entry.id, *self._fields) for entry in entries)
+        )
         return [_set_aside(entry.id, entry.score, row) for entry, row in zip(entries, rows, strict=True)]
 
 
@@ -226,8 +230,8 @@ def _set_aside(id_: bytes, score: bytes, row: list[bytes | None] | Exception) ->
         if isinstance(row, redis.ResponseError) and "WRONGTYPE" in str(row):
             return SetAside(id_, at_ms, "WRONG_TYPE")
         raise row
-    reason, tenant, state, amount, unit = (value or b"" for value in row)
-    return SetAside(id_, at_ms, reason.decode("utf-8", "backslashreplace"), tenant, state, amount, unit)
+    reason, *more = (value or b"" for value in row)
+    return SetAside(id_, at_ms, reason.partition(b" ")[0].decode("utf-8", "backslashreplace"), *more)
 
 
 def find_foreign(shard: Shard, settings: SweepSettings) -> Iterator[bytes]:

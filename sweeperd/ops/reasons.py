@@ -29,10 +29,10 @@ def count_reasons(shard: Shard, kind: Kind) -> list[ReasonCount]:
     entries: Any = shard.client.zrange(kind.quarantine, -COUNTED, -1)
     found: dict[str, list[str]] = {}
     for part in batches(entries, SLICE):
-        marks = run_commands(shard.client, (("HMGET", kind.hash_key(entry), "quarantine_reason") for entry in part))
+        marks = run_commands(shard.client, map(kind.reason_command, part))
         # A key of another type gets the reason WRONG_TYPE, also without a mark.
         for entry, row in zip(part, marks, strict=True):
-            named = "WRONG_TYPE" if isinstance(row, Exception) else decode(row[0] or b"")
+            named = "WRONG_TYPE" if isinstance(row, Exception) else decode((row[0] or b"").partition(b" ")[0])
             found.setdefault(named, []).append(decode(entry))
     return [
         ReasonCount(kind.name, reason, len(entries), tuple(reversed(entries[-NEWEST:])), kind.reasons.get(reason, ""))

@@ -24,6 +24,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.explanation import Explanation, explain
+from sweeperd.sweep.fields import json_fields, member_fields
 from sweeperd.sweep.kind import PROTECTED, Budgets, Kind, Outcome
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import kind_of_event, kind_option
@@ -204,13 +205,16 @@ def inspect(
     """
     Inspects an entry; None if the shard does not know it. `row`: the event to show, instead of that of the last expiry.
     """
-    now, key = shard.read_clock(), kind.hash_key(entry)
+    now, key = shard.read_clock(), kind.entry_key(entry)
     places = (("ZSCORE", name, entry) for name in (kind.index, kind.quarantine))
     replies = run_commands(shard.client, [("TYPE", key), ("PTTL", key), *places])
     type_, ttl, score, quarantined_at = accepted(replies)
+    if kind.form == "member":
+        type_, ttl = b"none", -1
+    score = None if score is None else kind.moment_of(score)
     if row is None and type_ == b"none" and score is None and quarantined_at is None:
         return None
-    fields = cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
+    fields = _fields(shard, kind, entry, type_)
     (explanation,) = explain(shard, kind, [entry], 1, proven=is_proven(shard, kind))
     return Inspection(
         kind,
@@ -227,6 +231,20 @@ def inspect(
         explanation,
         shard.name if len(settings.shards) > 1 else "",
     )
+
+
+def _fields(shard: Shard, kind: Kind, entry: bytes, type_: bytes) -> Fields:
+    """The fields of an entry, with the marks of one that is not a hash."""
+    key, marks = kind.entry_key(entry), Fields()
+    if kind.marks is not None and (mark := run_commands(shard.client, [("HGET", kind.marks, entry)])[0]):
+        first, _, rest = mark.partition(b" ")
+        dismissed = first == b"dismissed"
+        marks = {b"dismissed_at": rest} if dismissed else {b"quarantine_reason": first, b"quarantine_detail": rest}
+    if kind.form == "member":
+        return member_fields(kind.parts, entry) | marks
+    if kind.form == "json":
+        return (json_fields(cast(bytes, shard.client.get(key))) if type_ == b"string" else Fields()) | marks
+    return cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
 
 
 def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:

@@ -325,10 +325,10 @@ def _due(shard: Shard, kind: Kind, batch: int, now: int, backlog: Backlog, sampl
         elif decision.outcome is Outcome.EXPIRED:
             oldest_overdue = max(oldest_overdue, decision.lag_ms / 1000)
         else:
-            oldest_overdue = max(oldest_overdue, (now - moment_ms(score)) / 1000)
+            oldest_overdue = max(oldest_overdue, (now - moment_ms(kind.moment_of(score))) / 1000)
     exact = due <= sample
     if exact:
         due = len(entries)
     in_grace, kept = (round(count * due / len(entries)) for count in (in_grace, kept))
-    oldest = max(0.0, (now - moment_ms(entries[0][1])) / 1000)
+    oldest = max(0.0, (now - moment_ms(kind.moment_of(entries[0][1]))) / 1000)
     return Due(due, in_grace, max(0, due - in_grace - kept), exact, oldest, oldest_overdue)

@@ -526,7 +526,7 @@ class Schedule:
         found: dict[str, Command] = {}
         if poll.head:
             limit = ("BYSCORE", "LIMIT", 0, 1, "WITHSCORES")
-            found["head"] = ("ZRANGE", kind.index, f"({slot.state.seen_ms}", "+inf", *limit)
+            found["head"] = ("ZRANGE", kind.index, f"({kind.score_of(slot.state.seen_ms or 0)}", "+inf", *limit)
         if poll.note:
             found["note"] = ("HMGET", kind.ticks, "by", "at", "seen")
         if poll.clock:
@@ -542,7 +542,7 @@ class Schedule:
             self._shard.clock.set((micros_of(answers["clock"]) or 0) // 1000)
         head, note = None, None
         if "head" in answers:
-            head = float(answers["head"][1]) if answers["head"] else math.inf
+            head = slot.sweep.kind.moment_of(answers["head"][1]) if answers["head"] else math.inf
         if "note" in answers:
             by, at, seen = answers["note"]
             note = Note(by == self._us, _whole(at), _whole(seen))

@@ -69,7 +69,7 @@ class Keys:
         return self.prefix + name.encode()
 
     def kind_entry(self, template: tuple[str, str], entry: bytes) -> bytes:
-        """HASH: an entry of one of `[[kinds]]`. `template`: the text before and after the id."""
+        """HASH or STRING: an entry of one of `[[kinds]]`. `template`: the text before and after the id."""
         before, after = template
         return self.prefix + before.encode() + entry + after.encode()
 
@@ -80,6 +80,20 @@ class Keys:
     def kind_protected(self, kind: str) -> bytes:
         """ZSET: id -> ms from which `unless` protects the entry; of one of `[[kinds]]`."""
         return self.prefix + b"sweeperd:protected:" + kind.encode()
+
+    def kind_notes(self, kind: str) -> bytes:
+        """
+        HASH: id -> its deadline, a space, and the score that stands for it (empty in quarantine); of one of `[[kinds]]`
+        whose deadline is the score of the index.
+        """
+        return self.prefix + b"sweeperd:deadlines:" + kind.encode()
+
+    def kind_marks(self, kind: str) -> bytes:
+        """
+        HASH: id -> reason and cause of its quarantine, or `dismissed` and the ms; of one of `[[kinds]]` whose entries
+        are not hashes.
+        """
+        return self.prefix + b"sweeperd:marks:" + kind.encode()
 
     def kind_quarantine(self, kind: str) -> bytes:
         """ZSET: id -> ms when the entry was quarantined; of one of `[[kinds]]`."""

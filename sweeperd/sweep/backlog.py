@@ -14,7 +14,7 @@ FAR_MS = 100 * 365 * 86_400_000
 #: 1 January 2000, ms: no deadline is older.
 _EARLIEST_MS = 946_684_800_000
 #: A unit of time, and how many of it are a millisecond.
-_UNITS = {"microseconds": 1_000, "nanoseconds": 1_000_000}
+_UNITS = {"milliseconds": 1, "microseconds": 1_000, "nanoseconds": 1_000_000}
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class FarAhead:
     unit: str = ""
 
 
-def far_from(now: int) -> str:
+def far_from(kind: Kind, now: int) -> str:
     """The lowest score more than 100 years after `now` (ms), for ZCOUNT and ZRANGE."""
-    return f"({now + FAR_MS}"
+    return f"({kind.score_of(now + FAR_MS)}"
 
 
 def read_far_ahead(shard: Shard, kind: Kind) -> FarAhead:
     """Raises redis.RedisError."""
     now = shard.read_clock()
     pipeline = shard.client.pipeline(transaction=False)
-    pipeline.zcount(kind.index, far_from(now), "+inf")
-    pipeline.zrange(kind.index, far_from(now), "+inf", byscore=True, offset=0, num=1, withscores=True)
+    pipeline.zcount(kind.index, far_from(kind, now), "+inf")
+    pipeline.zrange(kind.index, far_from(kind, now), "+inf", byscore=True, offset=0, num=1, withscores=True)
     count, first = pipeline.execute()
     score = first[0][1] if first else 0.0
     units = (unit for unit, factor in _UNITS.items() if _EARLIEST_MS <= score / factor <= now + FAR_MS)
@@ -69,10 +69,10 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     """`now`: ms on Redis's clock. Raises redis.RedisError."""
     proven = is_proven(shard, kind)
     pipeline = shard.client.pipeline(transaction=False)
-    pipeline.zcount(kind.index, "-inf", now)
+    pipeline.zcount(kind.index, "-inf", kind.score_of(now))
     pipeline.zrange(kind.index, 0, 0, withscores=True)
     pipeline.zcard(kind.quarantine)
-    pipeline.zcount(kind.index, far_from(now), "+inf")
+    pipeline.zcount(kind.index, far_from(kind, now), "+inf")
     pipeline.hmget(kind.ticks, ["held", "held_because", "deferred"])
     pipeline.zcard(kind.index)
     if kind.protected:
@@ -81,7 +81,7 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     due, first, quarantined, far, row, alive, *more = pipeline.execute()
     protected, longest = more or (0, [])
     # Another client may end the only due entry between the commands.
-    oldest, longest_protected = _age(first, now) if due else 0.0, _age(longest, now)
+    oldest, longest_protected = _age(first, now, kind.unit_ms) if due else 0.0, _age(longest, now)
     held, because, deferred = cast(list[bytes | None], row)
     held, because = (None, None) if proven else (held, because)
     return Backlog(
@@ -99,5 +99,5 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
     )
 
 
-def _age(first: Sequence[tuple[bytes, float]], now: int) -> float:
-    return max(0.0, (now - moment_ms(first[0][1])) / 1000) if first else 0.0
+def _age(first: Sequence[tuple[bytes, float]], now: int, unit_ms: int = 1) -> float:
+    return max(0.0, (now - moment_ms(first[0][1] * unit_ms)) / 1000) if first else 0.0

@@ -16,25 +16,35 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.connect import ClusterClient
 from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
-from sweeperd.store.scripts import Call, Script, own_text, source
+from sweeperd.store.scripts import Call, Script, expand, own_text, source
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind, Labels, Sums
-from sweeperd.sweep.kind_script import BASIC_GLOBALS, FILE_FAILED, HIDDEN_GLOBALS, LIBRARIES, kind_script, sums_script
+from sweeperd.sweep.kind_script import (
+    BASIC_GLOBALS,
+    FILE_FAILED,
+    HIDDEN_GLOBALS,
+    LIBRARIES,
+    json_deadline,
+    kind_script,
+    lua_key,
+    more_keys,
+    sums_script,
+)
 from sweeperd.sweep.reservations import RESERVATIONS, reservations
 
 #: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
-#: The keys and arguments of reconcile_entry.lua, which follows it, after the kind's script.
-INDEX_CHECK = (
-    "local KEYS, ARGV = {KEYS[2], KEYS[4], KEYS[1]}, "
-    "{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or ''}\n"
-)
 #: The reasons for a quarantine in any kind, with their meaning for the operator.
 _REASONS = {
-    "WRONG_TYPE": "the entry's key is not a hash",
+    "WRONG_TYPE": "the entry's key is of another type",
     "INVALID_EXPIRY": "the field of the deadline is not a plain whole number of milliseconds, or is in seconds",
     "INVALID_PLAN": "a write would fail or is not allowed; `show` names the write",
+}
+_FORMS_OF_ENTRIES = {
+    "hash": {},
+    "json": {"INVALID_JSON": "the string is not a JSON object of up to 64 KiB"},
+    "member": {"INVALID_MEMBER": "the member of the index does not fit `member`"},
 }
 _MISSING_FIELD = {"MISSING_FIELD": "a template needs a field that is missing or empty"}
 _DECLARED = {"INVALID_STATE": "a field of `active` is missing"} | _MISSING_FIELD
@@ -72,9 +82,9 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     index, events, quarantine = keys.kind_index(kind.index), keys.events, keys.kind_quarantine(kind.name)
     # Hashes that expired together must not all end at the same moment, when Redis would free them at once.
     retention_ms, spread_ms = kind.retention_ms, int(kind.retention_ms * settings.sweep.audit_spread)
-    stem, end = (keys.prefix + kind.entry[0].encode(), kind.entry[1].encode())
-    protected = None if kind.unless is None else keys.kind_protected(kind.name)
-    more = [] if protected is None else [protected]
+    stem, end = (keys.prefix + kind.key_parts[0].encode(), kind.key_parts[1].encode())
+    made = {"protected": keys.kind_protected, "notes": keys.kind_notes, "marks": keys.kind_marks}
+    more = {name: made[name](kind.name) for name in more_keys(kind)}
     wait_ms = 0 if kind.script is None else kind.max_wait_ms
     text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
     script = Script(f"kind {kind.name}", text)
@@ -83,7 +93,9 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
         args: list[bytes | str | int] = [entry, keys.prefix, retention, trace_id, "1" if proven else ""]
         args.append("1" if defers else "")
-        return Call([stem + entry + end, index, events, quarantine, *more], args)
+        return Call(
+            [index if kind.key is None else stem + entry + end, index, events, quarantine, *more.values()], args
+        )
 
     return Kind(
         name=kind.name,
@@ -93,6 +105,9 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         ticks=keys.kind_ticks(kind.name),
         stem=stem,
         end=end,
+        form=kind.entry,
+        parts=kind.parts,
+        unit_ms=kind.unit_ms,
         deadline=kind.deadline,
         tenant=kind.tenant or "tenant",
         active=kind.active,
@@ -102,22 +117,35 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
         counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: deciding(script.source, sums_script(kind)))),
-        max_wait_ms=wait_ms if protected is None else max(wait_ms, kind.unless_recheck_ms),
+        max_wait_ms=wait_ms if kind.unless is None else max(wait_ms, kind.unless_recheck_ms),
         grace_ms=kind.grace_ms,
-        protected=protected,
+        protected=more.get("protected"),
+        notes=more.get("notes"),
+        marks=more.get("marks"),
         reasons=_reasons(kind),
         more_reasons=kind.script is not None,
         script=script,
         explainer=Script(
             f"explain {kind.name}", lambda: deciding(script.source, "return {reply, writes, writes.changes}\n")
         ),
-        index_check=Script(
-            f"check {kind.name}", lambda: deciding(script.source, INDEX_CHECK + source("ops/reconcile_entry"))
-        ),
+        index_check=Script(f"check {kind.name}", lambda: deciding(script.source, index_check(kind))),
         call=call,
         check=functools.partial(_check, kind, script, index),
         is_broken_by=_is_broken_by,
     )
+
+
+def index_check(kind: KindSettings) -> str:
+    """Lua that follows the kind's script: reconcile_entry.lua, with its keys and arguments."""
+    notes, marks = lua_key(kind, "notes"), lua_key(kind, "marks")
+    due, read = "nil", ""
+    if kind.entry == "json" and kind.deadline is not None:
+        due, read = "due or ''", expand(json_deadline(kind.deadline))
+    return (
+        f"{read}"
+        f"local KEYS, ARGV = {{KEYS[2], KEYS[4], KEYS[1], {notes} or '', {marks} or ''}}, "
+        f"{{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or '', {kind.unit_ms}, {due}}}\n"
+    ) + source("ops/reconcile_entry")
 
 
 def _ends(kind: KindSettings) -> dict[str, list[str]]:
@@ -134,12 +162,14 @@ def _digest(kind: KindSettings) -> str:
     chosen: list[object] = [kind.key, kind.deadline, active, kind.index, kind.script, kind.fields]
     if kind.script is not None:
         chosen.append(sorted(kind.ended.items()))
+    if kind.entry != "hash" or kind.unit != "ms":
+        chosen += [kind.entry, kind.member, kind.unit]
     return hashlib.sha256(json.dumps(chosen).encode()).hexdigest()[:16]
 
 
 def _reasons(kind: KindSettings) -> dict[str, str]:
     """The reasons for a quarantine, apart from those that the user's own script gives."""
-    found = _REASONS | (_DECLARED if kind.script is None else _SCRIPTED)
+    found = _REASONS | _FORMS_OF_ENTRIES[kind.entry] | (_DECLARED if kind.script is None else _SCRIPTED)
     if kind.script is not None and kind.fields is None:
         found |= _TOO_MANY_FIELDS
     if kind.script is not None and kind.unless_key is not None:
@@ -211,6 +241,7 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
         # What every entry may need, then the plan's commands. A sum is written with HSET.
         planned = [command.name for command in kind.given_back] + (kind.commands or [])
         used = ["ZREM", "ZADD", "HSET", "XADD", "PEXPIRE" if kind.retention_ms else "DEL", *planned]
+        used += ["HDEL"] if kind.deadline is None else []
         for name in dict.fromkeys("HSET" if name == "HINCRBY" else name for name in used):
             key = kind.channels[0].encode() if name == "PUBLISH" else index
             connection.send_command(name, key, *_ARGUMENTS[name])

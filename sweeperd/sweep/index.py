@@ -264,10 +264,15 @@ class GraceEnds:
 _PAGE = Script("sweep/page")
 
 
-def read_page(shard: Shard, index: bytes, until: float, position: Position, count: int) -> list[IndexEntry]:
+def read_page(shard: Shard, index: bytes, until: float | str, position: Position, count: int) -> list[IndexEntry]:
     """Up to `count` entries with a score up to `until`. Raises redis.RedisError."""
     flat: list[bytes] = _PAGE.run(shard.client, Call([index], [str(until), position.score, position.passed, count]))
     return list(map(IndexEntry, flat[::2], flat[1::2]))
+
+
+def read_due(shard: Shard, kind: Kind, until_ms: float, position: Position, count: int) -> list[IndexEntry]:
+    """Up to `count` entries of a kind that are due at this moment, ms. Raises redis.RedisError."""
+    return read_page(shard, kind.index, kind.score_of(until_ms), position, count)
 
 
 class PageSize:
@@ -316,7 +321,7 @@ class IndexReader:
     def __init__(self, shard: Shard, kind: Kind, page_size: int, ends: GraceEnds | None = None) -> None:
         self._ends = ends
         self.pages = PageSize(shard, page_size)
-        self._read_page = functools.partial(read_page, shard, kind.index)
+        self._read_page = functools.partial(read_due, shard, kind)
         self._cache = None if kind.grace_scan is None else GraceCache(shard, kind.index, kind.grace_scan)
         self._cursor = Cursor()
         self._position = START
@@ -389,7 +394,7 @@ class WokenReader:
 
     def __init__(self, shard: Shard, kind: Kind, pages: PageSize, ends: GraceEnds, seen_ms: int) -> None:
         """Read the clock and the first page in one round trip. Raises redis.RedisError."""
-        self._read_page = functools.partial(read_page, shard, kind.index)
+        self._read_page = functools.partial(read_due, shard, kind)
         self._pages = pages
         self._ends = ends
         self._position = START
@@ -398,7 +403,7 @@ class WokenReader:
         now = shard.clock.now_ms() - 1
         ended = ends.take(now, pages.now)
         more: list[Command] = [("ZMSCORE", kind.index, *(entry.id for entry in ended))] if ended else []
-        first = ("ZRANGE", kind.index, f"({seen_ms}", now, "BYSCORE", "LIMIT", 0)
+        first = ("ZRANGE", kind.index, f"({kind.score_of(seen_ms)}", kind.score_of(now), "BYSCORE", "LIMIT", 0)
         server_now, replies = pages.read(lambda count: shard.read_with_clock((*first, count, "WITHSCORES"), *more))
         #: The score up to which the tick decides.
         self.until_ms = min(now, server_now - 1)

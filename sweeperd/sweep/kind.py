@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import redis
 
 from sweeperd.config.kinds import SumSettings
+from sweeperd.config.templates import Word
 from sweeperd.store.scripts import Call, Script
 from sweeperd.text import decode, decode_list
 
@@ -48,7 +49,7 @@ class Decision(NamedTuple):
     id: bytes
     outcome: Outcome
     #: The state of a skipped entry, the reason for a quarantine, the text of an error, the outcome that a held entry
-    #: would have (`not_found` or `skipped`), or PROTECTED.
+    #: would have (`would_be`), or PROTECTED.
     detail: str = ""
     tenant: bytes = b""
     #: From the end of the grace to the expiry, ms.
@@ -79,6 +80,12 @@ def decision_of(entry: bytes, reply: Sequence[Any]) -> Decision:
         case _:
             detail, cause = [*map(decode, reply[1:]), "", ""][:2]
             return Decision(entry, outcome, detail, why=cause)
+
+
+def would_be(detail: str) -> tuple[Outcome, str]:
+    """The outcome and detail that a held entry with this detail has once its kind is proven."""
+    outcome = Outcome(detail)
+    return outcome, "INVALID_MEMBER" if outcome is Outcome.QUARANTINED else ""
 
 
 @dataclass(frozen=True)
@@ -142,9 +149,15 @@ class Kind:
     #: The name of an entry's hash is `stem`, the id, `end`.
     stem: bytes
     end: bytes = b""
-    #: The fields of the hash with the deadline and the tenant.
-    deadline: str
+    #: What an entry is: a hash, a string with a JSON object (`json`), or the member of the index itself (`member`).
+    form: str = "hash"
+    #: The parts of a member and the text between them.
+    parts: Word = ()
+    #: The fields with the deadline and the tenant. Without a field of the deadline, the score of the index counts.
+    deadline: str | None
     tenant: str
+    #: How many ms a unit of scores and deadlines is.
+    unit_ms: int = 1
     #: The values of an active entry's fields; empty if the user's script decides.
     active: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The values of each field that mark an ended entry.
@@ -164,6 +177,11 @@ class Kind:
     grace_ms: int = 0
     #: ZSET of the entries that `unless` protects, scored by the end of the grace, ms; None without `unless`.
     protected: bytes | None = None
+    #: HASH of the deadlines of entries whose score a script has set, for a kind whose deadline is the score.
+    notes: bytes | None = None
+    #: HASH of the reasons of quarantined entries, and of the times at which entries were dismissed (`dismissed <ms>`),
+    #: for a kind whose entries are not hashes.
+    marks: bytes | None = None
     #: The known reasons for a quarantine with their meaning, and whether a user's script may give others.
     reasons: Mapping[str, str] = field(default_factory=dict)
     more_reasons: bool = False
@@ -185,13 +203,27 @@ class Kind:
     #: Whether an error of the script means that no entry can be decided until the settings are corrected.
     is_broken_by: Callable[[Exception], bool] = lambda _: False
 
-    def hash_key(self, entry: bytes) -> bytes:
-        """The name of the entry's hash."""
-        return self.stem + entry + self.end
+    def entry_key(self, entry: bytes) -> bytes:
+        """The name of the entry's key; of the index if the entry has no key."""
+        return self.index if self.form == "member" else self.stem + entry + self.end
+
+    def score_of(self, ms: float) -> str:
+        """The score of a moment, ms, for ranges of the index."""
+        return str(ms) if self.unit_ms == 1 else repr(ms / self.unit_ms)
+
+    def moment_of(self, score: bytes | float) -> float:
+        """The moment of a score of the index, ms."""
+        return float(score) * self.unit_ms
+
+    def reason_command(self, entry: bytes, *fields: str) -> tuple[str | bytes, ...]:
+        """Reads why an entry is in quarantine, and from a hash more fields."""
+        if self.marks is None:
+            return ("HMGET", self.entry_key(entry), "quarantine_reason", *fields)
+        return ("HMGET", self.marks, entry)
 
     def names(self, key: bytes) -> bool:
-        """Whether `key` could be the name of an entry's hash."""
-        longer = len(key) > len(self.stem) + len(self.end)
+        """Whether `key` could be the name of an entry's key."""
+        longer = self.form != "member" and len(key) > len(self.stem) + len(self.end)
         return longer and key.startswith(self.stem) and key.endswith(self.end)
 
 

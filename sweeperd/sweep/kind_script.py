@@ -3,7 +3,7 @@
 import re
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_overlap
 from sweeperd.config.templates import ID, Amount, Command, Field, Word, bare, fields_of, parse_word
@@ -49,41 +49,121 @@ _MAX_BYTES = 65_536
 
 
 class Row:
-    """The fields of the hash that the script reads, as Lua. Fields with a default follow those without."""
+    """The fields of an entry that the script reads, as Lua. Fields with a default follow those without."""
 
     def __init__(self, kind: KindSettings, more: Iterable[Field]) -> None:
-        wanted = [*kind.active, *kind.ended, *kind.over, kind.deadline, *([kind.tenant] if kind.tenant else [])]
+        wanted = [*kind.active, *kind.ended, *kind.over]
+        wanted += [name for name in (kind.deadline, kind.tenant) if name is not None]
         fields = [*map(Field, wanted), *more, *fields_of(kind.unless_key or ()), *map(Field, kind.unless_values)]
-        self.fields = list(dict.fromkeys(field.name for field in fields))
-        self._defaulted = list(dict.fromkeys(field for field in fields if field.default is not None))
+        own = [field for field in fields if not kind.is_of_element(field)]
+        #: The fields of an element of `each`, which are locals of a loop.
+        self.elements = list(dict.fromkeys(field for field in fields if kind.is_of_element(field)))
+        self.fields = list(dict.fromkeys(field.name for field in own))
+        if kind.entry == "member":
+            self.fields = [part.name for part in fields_of(kind.parts)]
+        elif kind.each is not None and kind.entry == "hash":
+            self.fields = list(dict.fromkeys([*self.fields, kind.each]))
+        self.defaulted = list(dict.fromkeys(field for field in own if field.default is not None))
+        self._kind = kind
 
     def __getitem__(self, field: str | Field) -> str:
-        if isinstance(field, Field) and field.default is not None:
-            return f"row[{len(self.fields) + self._defaulted.index(field) + 1}]"
-        return f"row[{self.fields.index(field.name if isinstance(field, Field) else field) + 1}]"
+        field = Field(field) if isinstance(field, str) else field
+        if field in self.elements:
+            return f"item[{self.elements.index(field) + 1}]"
+        if field.default is not None:
+            return f"row[{len(self.fields) + self.defaulted.index(field) + 1}]"
+        name = bare(field.name) if self._kind.entry == "member" else field.name
+        return f"row[{self.fields.index(name) + 1}]"
+
+    @property
+    def due(self) -> str:
+        """The text of the deadline."""
+        return "due" if self._kind.deadline is None else self[self._kind.deadline]
 
     def read(self) -> Iterable[str]:
-        fields = ", ".join(quoted(bare(name)) for name in self.fields)
-        yield f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
+        """Reads the entry into `row`, or returns the reply about an entry that is gone or has another form."""
+        kind = self._kind
+        if kind.deadline is None:
+            # A dry run goes on without a score, to tell an entry that has ended from one that was lost.
+            dry = "" if kind.entry == "member" else " and ARGV[4] ~= ''"
+            yield f"local due = entry.indexed(ARGV[4])\nif not due{dry} then\n  return {{'not_found'}}\nend"
+        if kind.entry == "member":
+            texts = "".join("\0" if isinstance(part, Field) else part for part in kind.parts).split("\0")
+            yield "-- @include kind_member"
+            yield f"local row = member_parts(ARGV[1], {', '.join(map(quoted, texts))})\nif not row then"
+            why = quoted(f"it does not fit {kind.member}")
+            yield f"  return ARGV[5] ~= '1' and {{'held', 'quarantined', {why}}}"
+            yield f"    or entry.set_aside('INVALID_MEMBER', {why})\nend"
+        elif kind.entry == "json":
+            yield "-- @include kind_string"
+            yield f"local row, document = read_string({_paths(self.fields)})\nif not row then\n  return document\nend"
+        else:
+            fields = ", ".join(quoted(bare(name)) for name in self.fields)
+            yield f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
+            first = f"not {self[self.fields[0]]}" if self.fields else "true"
+            yield f"if {first} and redis.call('EXISTS', KEYS[1]) == 0 then"
+            yield "  return entry.drop_unknown('not_found')\nend"
+        yield from self.fill(self.defaulted)
 
-    def fill(self) -> Iterable[str]:
+    def fill(self, fields: Iterable[Field]) -> Iterable[str]:
         """Puts the defaults of missing fields in place."""
-        for field in self._defaulted:
-            given = self[field.name]
-            yield f"{self[field]} = ({given} or '') ~= '' and {given} or {quoted(field.default or '')}"
+        for field in fields:
+            given = self[field] if field in self.elements else self[field.name]
+            if field.default is not None:
+                yield f"{self[field]} = ({given} or '') ~= '' and {given} or {quoted(field.default)}"
+
+
+def _paths(names: Iterable[str]) -> str:
+    """A Lua list of names of JSON fields; a path is a list itself."""
+
+    def lua(name: str) -> str:
+        steps = [bare(name)] if name.startswith('"') else name.split(".")
+        return quoted(steps[0]) if len(steps) == 1 else f"{{{', '.join(map(quoted, steps))}}}"
+
+    return f"{{{', '.join(map(lua, names))}}}"
 
 
 def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
-    """`kinds`: all kinds, whose indexes and hashes no plan may write."""
+    """`kinds`: all kinds, whose indexes and entries no plan may write."""
     body = _script_body(kind) if kind.script is not None else _declared_body(kind)
     lines = [
         "-- @include kind_entry",
         *_writable(kind, kinds, reservations),
-        f"entry.open(KEYS, ARGV[1], ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.entry))}, ARGV[5])",
+        _opened(kind),
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
     return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
+
+
+def more_keys(kind: KindSettings) -> dict[str, int]:
+    """The other keys that the script takes after the first four, with their places in KEYS."""
+    wanted = {"protected": kind.unless is not None, "notes": kind.deadline is None, "marks": kind.entry != "hash"}
+    return {name: place for place, name in enumerate((name for name, needed in wanted.items() if needed), 5)}
+
+
+def json_deadline(field: str) -> str:
+    """Lua for the text of the deadline in a JSON entry: `due`; false if there is none."""
+    return (
+        "-- @include kind_json\nlocal text = redis.pcall('GETRANGE', KEYS[1], 0, 65536)\n"
+        "local document = type(text) == 'string' and json_read.decoded(text, '{')\n"
+        f"local due = document and json_read.row(document, {_paths([field])})[1]\n"
+    )
+
+
+def lua_key(kind: KindSettings, name: str) -> str:
+    """One of these keys as Lua."""
+    place = more_keys(kind).get(name)
+    return "nil" if place is None else f"KEYS[{place}]"
+
+
+def _opened(kind: KindSettings) -> str:
+    absent = f"ARGV[2] .. {' .. NOT_THERE .. '.join(map(quoted, kind.key_parts))}"
+    given = [absent if kind.key is not None else "KEYS[2] .. NOT_THERE", "ARGV[5]", str(kind.unit_ms)]
+    given += [lua_key(kind, name) for name in ("protected", "notes", "marks")]
+    keys = "KEYS" if kind.key is not None else "{nil, KEYS[2], KEYS[3], KEYS[4]}"
+    opened = f"entry.open({keys}, ARGV[1], {', '.join(given)}".removesuffix(", nil, nil, nil")
+    return f"{opened.removesuffix(', nil')})"
 
 
 def _declared_body(kind: KindSettings) -> Iterable[str]:
@@ -108,25 +188,57 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield f"  event_bytes = event_bytes + #{value}\nend"
     yield "-- @include kind_checks"
     yield "local checked, problem, failure"
-    if has_quick_plan(commands):
+    if kind.each is None and has_quick_plan(commands):
         yield "-- @include kind_quick\nlocal function quick_plan()"
         yield from quick_plan(commands, row, "event_bytes")
         yield "end\nchecked = quick_plan()"
-    checks = [f"full_plan.field({row[field]}, {quoted(bare(field.name))})" for field in needed_fields(commands)]
-    checks += [f"full_plan.amount({row[field]})" for field in _amount_fields(commands)]
-    yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks)
+    checks = list(_field_checks(commands, row, lambda field: field not in row.elements))
+    if kind.each is None:
+        yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks)
+    else:
+        yield from _plan(kind, "list", [*checks, *_each(kind, row)])
     yield from _end(kind, row)
+
+
+def _field_checks(commands: Sequence[Command], row: Row, wanted: Callable[[Field], bool]) -> Iterator[str]:
+    for field in filter(wanted, needed_fields(commands)):
+        which = " .. ' of element ' .. i" if field in row.elements else ""
+        yield f"full_plan.field({row[field]}, {quoted(bare(field.name))}{which})"
+    yield from (f"full_plan.amount({row[field]})" for field in filter(wanted, _amount_fields(commands)))
+
+
+def _each(kind: KindSettings, row: Row) -> Iterator[str]:
+    """Checks the elements of `each`, and fills the templates into `list`, in their order."""
+    each, commands = kind.each or "", kind.given_back
+    repeated = [command for command in commands if kind.repeats(command)]
+    most = (kind.max_writes - len(commands) + len(repeated)) // len(repeated)
+    steps = ", ".join(map(quoted, each.split(".")))
+    array = f"json_read.at_path(document, {{{steps}}})" if kind.entry == "json" else row[each]
+    names = _paths(field.name.removeprefix(f"{each}.") for field in row.elements)
+    yield "-- @include kind_each"
+    yield f"local items, list = each_element({array}, {quoted(each)}, {most}, {names}), {{}}"
+    yield "for i = 1, #items do\n  local item = items[i]"
+    yield from (f"  {line}" for line in row.fill(row.elements))
+    yield from (f"  {line}" for line in _field_checks(commands, row, lambda field: field in row.elements))
+    yield "end"
+    for command in commands:
+        added = f"list[#list + 1] = {_command(command, row)}"
+        yield f"for i = 1, #items do\n  local item = items[i]\n  {added}\nend" if command in repeated else added
 
 
 def _script_body(kind: KindSettings) -> Iterable[str]:
     row = Row(kind, map(Field, kind.fields or []))
     yield from _begin(kind, row)
-    if kind.fields is None:
+    if kind.entry == "json" and kind.fields is None:
+        yield "local hash, count = {}, 0\nfor name, value in next, document do"
+        yield "  hash[name], count = json_read.text_of(value) or nil, count + 1\nend"
+        yield "if count > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
+    elif kind.fields is None and kind.entry == "hash":
         yield "if redis.call('HLEN', KEYS[1]) > 256 then\n  return entry.set_aside('TOO_MANY_FIELDS')\nend"
         yield "local hash, flat = {}, redis.call('HGETALL', KEYS[1])"
         yield "for i = 1, #flat, 2 do\n  hash[flat[i]] = flat[i + 1]\nend"
     else:
-        yield f"local hash = {{{', '.join(f'[{quoted(field)}] = {row[field]} or nil' for field in row.fields)}}}"
+        yield f"local hash = {{{', '.join(f'[{quoted(bare(field))}] = {row[field]} or nil' for field in row.fields)}}}"
     yield "-- @include kind_sandbox"
     json = "nil"
     if _names(kind.script or "", "json"):
@@ -143,8 +255,12 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield f"  return entry.drop_unknown('skipped', detail, 'decide says skip ' .. detail, {_all_ends_known(kind)})\nend"
     yield "if verdict == 'quarantine' then\n  return entry.set_aside(detail)\nend"
     yield from _due(kind, row)
-    yield "if verdict == 'wait' then\n  return entry.move(detail)\nend"
-    yield f"if verdict == 'extend' then\n  return entry.move(detail, {quoted(kind.deadline)})\nend"
+    field = "nil" if kind.deadline is None else quoted(kind.deadline)
+    if kind.deadline is not None and kind.entry != "hash":
+        why = quoted(f"extend: the deadline of entry = {kind.entry} cannot be written")
+        yield f"if verdict == 'extend' then\n  return entry.set_aside('SCRIPT_ERROR', {why})\nend"
+    yield "if verdict == 'wait' then\n  return entry.move(entry.score_of(detail), nil, true)\nend"
+    yield f"if verdict == 'extend' then\n  return entry.move(entry.score_of(detail), {field})\nend"
     yield from _unless(kind, row)
     yield _DEFER
     yield "local list, event_bytes"
@@ -187,11 +303,8 @@ def _libraries(text: str) -> Iterable[str]:
 
 
 def _begin(kind: KindSettings, row: Row) -> Iterable[str]:
-    """Reads the hash and checks that the entry has not ended."""
+    """Reads the entry and checks that it has not ended."""
     yield from row.read()
-    yield f"if not {row[row.fields[0]]} and redis.call('EXISTS', KEYS[1]) == 0 then"
-    yield "  return entry.drop_unknown('not_found')\nend"
-    yield from row.fill()
     if kind.tenant:
         yield f"entry.belongs_to({row[kind.tenant]})"
     if kind.ended:
@@ -219,17 +332,22 @@ def _all_ends_known(kind: KindSettings) -> str:
 
 def _due(kind: KindSettings, row: Row) -> Iterable[str]:
     """Checks the deadline and the grace, and begins the event."""
-    deadline, grace = row[kind.deadline], kind.grace_ms
+    deadline, grace, scored = row.due, kind.grace_ms, kind.deadline is None
+    if scored:
+        yield "if not due then\n  return {'not_found'}\nend"
     yield f"local expires_at = entry.deadline({deadline})"
-    why = f"entry.not_a_deadline({deadline}, {quoted(kind.deadline)})"
+    why = f"entry.not_a_deadline({deadline}, {quoted(kind.deadline or 'the score')})"
     yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {why})\nend"
     yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
     if grace:
-        yield f"if clock.now <= expires_at + {grace} then\n  return {{'in_grace', expires_at + {grace}}}\nend"
+        end = f"expires_at + {grace}"
+        reply = f"entry.in_grace({end})" if scored else f"{{'in_grace', {end}}}"
+        yield f"if clock.now <= {end} then\n  return {reply}\nend"
     tenant = f"{row[kind.tenant]} or ''" if kind.tenant else "''"
+    told = "string.format('%.0f', expires_at)" if scored or kind.unit_ms > 1 else deadline
     yield (
         f"local event = {{'type', {quoted(kind.name + '.expired')}, 'kind', {quoted(kind.name)}, 'id', ARGV[1],"
-        f" 'tenant', {tenant}, 'expires_at', {deadline}, 'expired_at', clock.now_text, 'trace_id', ARGV[4]}}"
+        f" 'tenant', {tenant}, 'expires_at', {told}, 'expired_at', clock.now_text, 'trace_id', ARGV[4]}}"
     )
 
 
@@ -271,11 +389,11 @@ def _end(kind: KindSettings, row: Row) -> Iterable[str]:
     marks = "".join(f", {quoted(field)}, {quoted(value)}" for field, value in kind.ended.items())
     since = f"(expires_at + {kind.grace_ms})"
     lag = f"clock.now - {since if kind.unless is None else f'entry.asked{since}'}"
-    yield f"return entry.expire(event, checked, {row[kind.deadline]}, {lag}, ARGV[3]{marks})"
+    yield f"return entry.expire(event, checked, {row.due}, {lag}, ARGV[3]{marks})"
 
 
 def _writable(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> Iterable[str]:
-    forbidden = [f"{OWN_KEYS}*", *(other.entry_pattern for other in kinds), *(other.index for other in kinds)]
+    forbidden = [f"{OWN_KEYS}*", *(pattern for other in kinds for pattern in [*other.entry_patterns, other.index])]
     if reservations:
         forbidden += [f"{stem}*" for stem in RESERVATION_KEYS]
     forbidden = [each for each in forbidden if any(may_overlap(each, pattern) for pattern in kind.write_patterns)]
@@ -425,11 +543,12 @@ def sums_script(kind: KindSettings) -> str:
     """Lua that follows the kind's script and returns what the entry holds of each of `sums`; see `Sums.script`."""
     words = [(parse_word(each.key), parse_word(each.field), each.of) for each in kind.sums]
     row = Row(kind, [*fields_of(*(word for pair in words for word in pair[:2])), *(Field(of) for *_, of in words)])
+    due = "redis.call('ZSCORE', KEYS[2], ARGV[1])" if kind.deadline is None else row.due
     lines = [
         f"local row = redis.pcall('HMGET', KEYS[1], {', '.join(quoted(bare(name)) for name in row.fields)})",
         "if row.err then\n  return string.find(row.err, 'WRONGTYPE', 1, true) and {'not_found', ''} or row\nend",
-        *row.fill(),
-        f"local held, value = {{reply[1], {row[kind.deadline]} or ''}}",
+        *row.fill(row.defaulted),
+        f"local held, value = {{reply[1], {due} or ''}}",
     ]
     for key, name, of in words:
         needed = dict.fromkeys(fields_of(key, name))

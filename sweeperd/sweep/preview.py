@@ -13,8 +13,8 @@ from sweeperd.errors import KindRefused
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.explanation import CounterChange, Explanation, explain
-from sweeperd.sweep.index import START, read_page
-from sweeperd.sweep.kind import Decision, Kind, Outcome
+from sweeperd.sweep.index import START, read_due
+from sweeperd.sweep.kind import Decision, Kind, Outcome, would_be
 from sweeperd.sweep.proof import may_be_trusted
 from sweeperd.sweep.sample import spread
 
@@ -29,6 +29,8 @@ CAUSES = 1000
 _SETTINGS = {
     "not_found": "`key`",
     "WRONG_TYPE": "`key`",
+    "INVALID_JSON": "`entry`",
+    "INVALID_MEMBER": "`member`",
     "INVALID_STATE": "`active`",
     "INVALID_EXPIRY": "`deadline`",
     "MISSING_FIELD": "`give_back`",
@@ -147,7 +149,7 @@ class Preview:
         if 2 * count <= self.counts.total() or outcome is Outcome.ERROR:
             return ""
         if outcome is Outcome.HELD:
-            outcome, detail = Outcome(detail), ""
+            outcome, detail = would_be(detail)
         setting = _SETTINGS.get(detail if outcome is Outcome.QUARANTINED else outcome.value)
         if outcome is Outcome.QUARANTINED:
             why = f"{detail} {why}".rstrip()
@@ -209,7 +211,7 @@ def preview_due(shard: Shard, kind: Kind, page: int, progress: PreviewProgress =
     until = shard.read_clock()
 
     def decided(*, proven: bool) -> Preview:
-        total = int(shard.client.zcount(kind.index, "-inf", until))
+        total = int(shard.client.zcount(kind.index, "-inf", kind.score_of(until)))
         preview = Preview(kind)
         for ids in _due(shard, kind, until, page):
             for explanation in _decided(shard, kind, ids, proven=proven):
@@ -233,7 +235,8 @@ def preview_sample(shard: Shard, kind: Kind, most: int) -> Preview:
     for explanation in _decided(shard, kind, list(dict.fromkeys(entry for entry, _ in entries)), proven=False):
         decision = explanation.decision
         if decision.outcome is Outcome.HELD:  # says what it would be and why, which a proven kind does not say
-            decision = decision._replace(outcome=Outcome(decision.detail), detail="")
+            outcome, detail = would_be(decision.detail)
+            decision = decision._replace(outcome=outcome, detail=detail)
         preview.add(replace(explanation, decision=decision))
     return preview
 
@@ -250,6 +253,6 @@ def _decided(shard: Shard, kind: Kind, ids: Sequence[bytes], *, proven: bool) ->
 
 def _due(shard: Shard, kind: Kind, until: int, count: int) -> Iterator[list[bytes]]:
     position = START
-    while entries := read_page(shard, kind.index, until, position, count):
+    while entries := read_due(shard, kind, until, position, count):
         yield [entry.id for entry in entries]
         position = position.after((entry, True) for entry in entries)

@@ -138,6 +138,7 @@ class HeldCauses:
         ((why, _),) = self._causes.most_common(1)
         if why:
             return why
-        index, key = decode(self._kind.index), decode(self._kind.hash_key(b"{id}"))
+        index, key = decode(self._kind.index), decode(self._kind.entry_key(b"{id}"))
         some = self._others or len(self._causes) > 1
-        return f"entries of {index} have no hash {key}" if some else f"no entry of {index} has a hash {key}"
+        noun = "string" if self._kind.form == "json" else "hash"
+        return f"entries of {index} have no {noun} {key}" if some else f"no entry of {index} has a {noun} {key}"

@@ -56,10 +56,10 @@ def sample(shard: Shard, kind: Kind, most: int = MOST) -> list[SampledEntry]:
     ids = list(dict.fromkeys(entry for entry, _ in chosen))
     if not ids:
         return []
-    fields = list(dict.fromkeys([kind.deadline, "expired_at", *kind.active, *kind.ends]))
-    call = Call([kind.index, *map(kind.hash_key, ids)], [len(fields), *fields, *ids])
+    fields = list(dict.fromkeys([*([kind.deadline] if kind.deadline else []), "expired_at", *kind.active, *kind.ends]))
+    call = Call([kind.index, *map(kind.entry_key, ids)], [len(fields), *fields, *ids])
     rows: Any = _SAMPLE.run(shard.client, call)
     return [
-        SampledEntry(entry, float(score), type_.decode(), ttl, dict(zip(fields, values, strict=False)))
+        SampledEntry(entry, kind.moment_of(score), type_.decode(), ttl, dict(zip(fields, values, strict=False)))
         for entry, score, type_, ttl, values in rows
     ]

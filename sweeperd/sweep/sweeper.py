@@ -12,7 +12,7 @@ from typing import Any, cast
 from sweeperd.config import SweepSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.store.errors import describe, is_refused, is_script_fault, is_server_trouble
-from sweeperd.store.scripts import ScriptPipeline, accepted, run_commands
+from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import Backlog, read_index_backlog
 from sweeperd.sweep.batch_size import AdaptiveBatchSize
@@ -25,6 +25,7 @@ from sweeperd.sweep.proof import HeldCauses, Proof
 FEW = 10
 #: How many protected entries are compared with the index when the backlog is measured.
 COMPARED = 1000
+_DROP_NOTES = Script("sweep/drop_notes")
 
 #: Entries that are decided together, with a script call for each that is not marked as in grace.
 Batch = Sequence[IndexEntry]
@@ -102,6 +103,8 @@ class Sweeper:
         self._brake = MemoryBrake(shard, settings)
         #: How many protected entries, oldest first, were compared with the index.
         self._compared = 0
+        #: Where the next page of notes begins, for each of their keys.
+        self._scanned: dict[bytes, int] = {}
         # While Redis runs one batch, this process handles the other. Together they have `pipeline_depth` calls, in a
         # hurry that many each.
         self._batches_in_flight = min(2, settings.pipeline_depth)
@@ -174,6 +177,8 @@ class Sweeper:
         with self._shard.reaching():
             if self._kind.protected:
                 self._drop_ended(self._kind.protected)
+            for key in filter(None, (self._kind.notes, self._kind.marks)):
+                self._drop_notes(key)
             return read_index_backlog(self._shard, self._kind, self._shard.read_clock())
 
     def _drop_ended(self, key: bytes) -> None:
@@ -190,6 +195,16 @@ class Sweeper:
         if len(page) < COMPARED:
             self._compared = 0
 
+    def _drop_notes(self, key: bytes) -> None:
+        """Forget notes of entries that have left index and quarantine without a sweep: a page at each call."""
+        kind = self._kind
+        page: Any = self._shard.client.hscan(key, self._scanned.get(key, 0), count=COMPARED)
+        self._scanned[key], notes = page
+        for ids in batches(list(notes), COMPARED):
+            _DROP_NOTES.run(
+                self._shard.client, Call([key, kind.index, kind.quarantine, *map(kind.entry_key, ids)], ids)
+            )
+
     def _begin(self, seen_ms: int | None, leave_ms: int) -> tuple[IndexReader | WokenReader, int]:
         """The reader of a new tick, and the score up to which the tick decides every entry."""
         if seen_ms is not None and self._ends is not None:
@@ -197,7 +212,7 @@ class Sweeper:
             return woken, woken.until_ms
         now, (head,) = self._shard.read_with_clock(("ZRANGE", self._kind.index, 0, 0, "WITHSCORES"))
         until = now - leave_ms
-        self._reader.start(until, idle=not head or float(head[1]) > until)
+        self._reader.start(until, idle=not head or self._kind.moment_of(head[1]) > until)
         # An entry whose deadline is the present millisecond is not due.
         return self._reader, min(until, now - 1)
 

@@ -84,6 +84,7 @@ CASES = {
     "ops/repair_budget": Case([BUDGET, LEASE, EVENTS], ["+", 5, "token", "budget:"], "del hset xadd xinfo", (EVENTS,)),
     "ops/replay": Case([EVENTS, DEAD], ["3-1"], "xadd xdel", (EVENTS,)),
     "ops/requeue": Case([ROW, INDEX, QUARANTINE], ["r1", "expires_at"], "zrem hdel zadd"),
+    "sweep/drop_notes": Case([GROUPS, INDEX, QUARANTINE, ROW], ["running"], "hdel"),
     "sweep/expiry_rates": Case(
         [RATES, EVENTS], [NOW, 300_000, 3, 10, "spike", "trace", "acme", 100], "hdel hset xadd", (EVENTS,)
     ),

@@ -95,6 +95,10 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
     """A failure if no entry has a hash, none is active, or no active one has a deadline."""
     if not entries:
         return None
+    if kind.form != "hash":
+        preview = preview_sample(shard, kind, len(entries))
+        says = f"none of {len(entries)} sampled entries of {settings.index} is alive: {preview.says}"
+        return failure(says, "correct the settings before a sweep runs") if preview.hint else None
     hashes = [entry for entry in entries if entry.type == "hash"]
     of = f"none of {len(entries)} sampled entries of {settings.index}"
     if not hashes:
@@ -114,7 +118,7 @@ def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[S
         return failure(
             f"the script skips all {len(skipped)} hashes of the sample ({says})", "correct `script` before a sweep runs"
         )
-    if alive and all(entry.fields[kind.deadline] is None for entry in alive):
+    if alive and kind.deadline and all(entry.fields[kind.deadline] is None for entry in alive):
         return failure(
             f"{len(alive)} of {len(entries)} sampled entries of {settings.index} are active, but none of them has a "
             f"deadline {kind.deadline}: the sweep quarantines such entries with INVALID_EXPIRY",
@@ -158,7 +162,7 @@ def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     unit = f", probably in {far.unit}" if far.unit else ""
     return warning(
         f"{far.count} entries of {decode(kind.index)} are more than 100 years ahead{unit}: they never expire",
-        "write deadlines in milliseconds since 1970, to the index and to the hash",
+        f"write deadlines in {'milliseconds' if kind.unit_ms == 1 else 'seconds'} since 1970, to index and entry alike",
     )
 
 
@@ -185,7 +189,7 @@ def _about(kind: Kind, entries: Sequence[SampledEntry]) -> str:
     if all(entry.id.startswith(kind.stem) for entry in entries):
         return f"the members are whole keys, such as {decode(first.id)}; an index holds only the part for {{id}}"
     is_ = "is missing" if first.type == "none" else f"is a {first.type}"
-    return f"{decode(kind.hash_key(first.id))} {is_}"
+    return f"{decode(kind.entry_key(first.id))} {is_}"
 
 
 def _is_data(member: bytes) -> bool:

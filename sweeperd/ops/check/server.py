@@ -101,8 +101,8 @@ def memory(subject: CheckedShard) -> CheckResult:
 def _due(subject: CheckedShard) -> int:
     """How many entries of all kinds are past their deadline."""
     shard = subject.shard
-    indexes = [kind.index for kind in kinds_of(subject.settings, shard).values()]
-    replies = run_commands(shard.client, (("ZCOUNT", index, "-inf", shard.clock.now_ms()) for index in indexes))
+    kinds, now = kinds_of(subject.settings, shard).values(), shard.clock.now_ms()
+    replies = run_commands(shard.client, (("ZCOUNT", kind.index, "-inf", kind.score_of(now)) for kind in kinds))
     return sum(reply for reply in replies if isinstance(reply, int))
 
 

@@ -48,7 +48,7 @@ def find_holders(shard: Shard, settings: SweepSettings, budget: bytes) -> Iterat
                 amount = _amount(shard.keys, budget, observation.holding)
                 if amount is not None and observation.entry not in known:
                     known.add(observation.entry)
-                    key = subject.kind.hash_key(observation.entry)
+                    key = subject.kind.entry_key(observation.entry)
                     row = (value or b"" for value in cast(list[bytes | None], shard.client.hmget(key, _HOLDER_FIELDS)))
                     fields = dict(zip(_HOLDER_FIELDS, row, strict=True))
                     yield HolderDocument.model_validate({"id": observation.entry, "amount": amount, **fields})

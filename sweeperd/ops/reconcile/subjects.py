@@ -86,7 +86,7 @@ class Subject(abc.ABC):
 
     @cached_property
     def keyspace(self) -> Keyspace:
-        return Keyspace(self.shard, self.throttle, self.kind.index, self.kind.hash_key(b""))
+        return Keyspace(self.shard, self.throttle, self.kind.index, self.kind.entry_key(b""))
 
     @cached_property
     def size(self) -> int:
@@ -102,7 +102,10 @@ class Subject(abc.ABC):
         return self._with_progress(stage, self.keyspace.keys(stem, cursor))
 
     def hashes(self, stage: WalkStage = WalkStage.HASHES, cursor: int = 0) -> Iterator[tuple[int, list[bytes]]]:
-        """The ids of all hashes: the cursor of the next page (0: none), and a page. May repeat an id."""
+        """The ids of all keys of entries: the cursor of the next page (0: none), and a page. May repeat an id."""
+        if self.kind.form == "member":
+            yield 0, []
+            return
         for following, page in self.keys(stage, self.kind.stem, cursor):
             yield (
                 following,
@@ -118,7 +121,7 @@ class Subject(abc.ABC):
         found = list[bytes]()
         for part in batches(ids, CONFIRM):
             with self.throttle.step():
-                gone = _ORPHANS.run(self.shard.client, Call([self.kind.hash_key(entry) for entry in part], []))
+                gone = _ORPHANS.run(self.shard.client, Call([self.kind.entry_key(entry) for entry in part], []))
             found += [part[position] for position in gone]
         yield from self.faults(found)
 
@@ -179,7 +182,7 @@ class Reservations(Subject):
             self.throttle.begin()
             self._pipeline.send(
                 [
-                    Call([self.kind.index, self.kind.quarantine, *map(self.kind.hash_key, part)], [*args, *part])
+                    Call([self.kind.index, self.kind.quarantine, *map(self.kind.entry_key, part)], [*args, *part])
                     for part in parts
                 ]
             )
@@ -193,7 +196,7 @@ class Reservations(Subject):
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
         return Call(
-            [self.kind.index, self.kind.quarantine, self.kind.hash_key(entry)], [entry, mend, "", 0, self._grace_ms]
+            [self.kind.index, self.kind.quarantine, self.kind.entry_key(entry)], [entry, mend, "", 0, self._grace_ms]
         )
 
 
@@ -219,7 +222,8 @@ class ConfiguredKind(Subject):
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
         decide = self.kind.call(entry, "", self.trusted)
-        return Call(decide.keys, [*decide.args, mend, self.kind.deadline, self.kind.max_wait_ms, self.kind.grace_ms])
+        field = self.kind.deadline or "score"
+        return Call(decide.keys, [*decide.args, mend, field, self.kind.max_wait_ms, self.kind.grace_ms])
 
     def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
         """Raises KindRefused if the script fails for each entry or was killed: otherwise no entry would seem active."""

@@ -7,36 +7,76 @@
 
 local entry
 do
-  local call, attempt, find = redis.call, redis.pcall, string.find
+  local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
   local lacks = lacks_right
   -- 3 March 1973 in ms. An earlier deadline is in seconds, and would expire at once.
   local EARLIEST = 100000000000
-  local key, index, events, quarantine, guarded, id, tenant
+  -- The year 5138 in ms. A later deadline in seconds is in ms.
+  local LATEST = 100000000000000
+  local key, index, events, quarantine, guarded, notes, marks, id, tenant
+  -- How many ms a unit of scores and deadlines is.
+  local unit
   -- Whether no living entry of the kind was seen yet, so that its settings may be wrong.
   local unproven
   -- For a protected entry, its score in `guarded`, as text.
   local since
+  -- If the score of the index is the deadline: the score and the deadline as text, and whether the entry has a note.
+  local score, due_text, noted
 
-  -- keys: the entry's hash, the index, the event stream, the quarantine, and, if entries can be protected, `guarded`,
-  -- the protected entries. no_hash: the name of a missing hash of this kind. proven: '1' if a living entry was seen.
-  local function open(keys, entry_id, no_hash, proven)
-    key, index, events, quarantine, guarded = keys[1], keys[2], keys[3], keys[4], keys[5]
-    id, tenant, unproven = entry_id, '', proven ~= '1'
-    entry_key, absent_key = key, no_hash
+  -- keys: the entry's key, nil if it has none, the index, the event stream and the quarantine. absent: the name of a missing key. proven:
+  -- '1' if a living entry was seen. unit_ms: see `unit`. The other keys are nil if the kind has no use for them:
+  --   guarded  ZSET  the protected entries
+  --   notes    HASH  id -> the deadline and the score that stands for it, of an entry whose score a script has set
+  --   marks    HASH  id -> why it is in quarantine, of a kind whose entries are not hashes
+  local function open(keys, entry_id, absent, proven, unit_ms, guarded_key, notes_key, marks_key)
+    key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
+    guarded, notes, marks = guarded_key, notes_key, marks_key
+    id, tenant, unproven, unit = entry_id, '', proven ~= '1', unit_ms
+    entry_key, absent_key = key or index, absent
     since = guarded and call('ZSCORE', guarded, id)
   end
 
-  -- Removes the entry from the index and from the protected entries. The right to the latter is already checked.
-  local function leave()
-    call('ZREM', index, id)
+  -- Reads the deadline from the index. A note counts only while the index has the score of the note: any other score is
+  -- the service's renewal. Returns the deadline as text; nil if the entry is not in the index. In a dry run, which has
+  -- no trace id, a quarantined entry has its noted deadline.
+  local function indexed(trace_id)
+    noted, score = call('HGET', notes, id), call('ZSCORE', index, id)
+    local deadline, set
+    if noted then
+      deadline, set = string.match(noted, '^(%S+) (%S*)$')
+    end
+    if score then
+      due_text = tonumber(set) == tonumber(score) and deadline or score
+    else
+      due_text = trace_id == '' and deadline or nil
+    end
+    return due_text
+  end
+
+  -- The score of a time in ms, as text.
+  local function score_of(ms)
+    return unit == 1 and format('%.0f', ms) or format('%.3f', ms / unit)
+  end
+
+  -- Removes the entry from the protected entries, and its note. The rights are already checked.
+  local function forget()
     if since then
       call('ZREM', guarded, id)
     end
+    if noted then
+      call('HDEL', notes, id)
+    end
   end
 
-  -- The error if the user may not call `leave`.
+  -- The same, after its removal from the index.
+  local function leave()
+    call('ZREM', index, id)
+    forget()
+  end
+
+  -- The error if the user may not call `forget`.
   local function cannot_leave()
-    return since and lacks('ZREM', guarded, '')
+    return since and lacks('ZREM', guarded, '') or noted and lacks('HDEL', notes, '')
   end
 
   -- Sets the entry's tenant, for the reply and the event.
@@ -44,21 +84,27 @@ do
     tenant = name or ''
   end
 
-  -- Quarantines the entry: removes it from the index and marks its hash. Returns the reply.
+  -- Quarantines the entry: removes it from the index and marks it. Returns the reply.
   local function set_aside(reason, why)
     call('ZCARD', quarantine) -- fail before the first write if the key has the wrong type
     if type(reason) ~= 'string' or not find(reason, '^[A-Z][A-Z0-9_]*$') then
       reason = 'SCRIPT_ERROR'
     end
     why = type(why) == 'string' and string.sub(why, 1, 256) or ''
-    local refusal = lacks('ZADD', quarantine, '0', '')
-      or reason ~= 'WRONG_TYPE' and lacks('HSET', key, 'f', 'v') or cannot_leave()
+    local marked = marks or reason ~= 'WRONG_TYPE' and key
+    local refusal = lacks('ZADD', quarantine, '0', '') or marked and lacks('HSET', marked, 'f', 'v') or cannot_leave()
+      or due_text and lacks('HSET', notes, 'f', 'v')
     if refusal then
       return refusal
     end
     leave()
     call('ZADD', quarantine, clock.now_text, id)
-    if reason ~= 'WRONG_TYPE' then
+    if due_text then
+      call('HSET', notes, id, due_text .. ' ')
+    end
+    if marks then
+      call('HSET', marks, id, reason .. ' ' .. why)
+    elseif marked then
       call('HSET', key, 'quarantined_at', clock.now_text, 'quarantine_reason', reason, 'quarantine_detail', why)
     end
     return {'quarantined', reason, tenant, why}
@@ -96,49 +142,78 @@ do
     return drop(outcome, detail, told and why or nil)
   end
 
-  -- Sets the score in the index, and the deadline in the hash if the field is given.
-  local function move(score, field)
+  -- Sets the score in the index, and the deadline in the hash if the field is given. waits: whether the entry keeps its
+  -- deadline.
+  local function move(score_text, field, waits)
+    local note = waits and due_text
     local refusal = lacks('ZADD', index, '0', '') or field and lacks('HSET', key, 'f', 'v') or cannot_leave()
+      or note and lacks('HSET', notes, 'f', 'v')
     if refusal then
       return refusal
     end
     leave()
-    call('ZADD', index, score, id)
+    call('ZADD', index, score_text, id)
     if field then
-      call('HSET', key, field, score)
+      call('HSET', key, field, score_text)
+    end
+    if note then
+      call('HSET', notes, id, due_text .. ' ' .. score_text)
     end
     return {'not_due'}
   end
 
+  -- Leaves the entry alone until `ends`, ms, but for a note that does not count any more.
+  local function in_grace(ends)
+    if noted and due_text == score then
+      local refusal = lacks('HDEL', notes, '')
+      if refusal then
+        return refusal
+      end
+      call('HDEL', notes, id)
+    end
+    return {'in_grace', ends}
+  end
+
   -- Protects the entry from this moment, ms, and checks again at `score`, ms.
-  local function protect(from, score)
-    local from_text, score_text = string.format('%.0f', from), string.format('%.0f', score)
+  local function protect(from, again)
+    local from_text, score_text = format('%.0f', from), score_of(again)
     local refusal = lacks('ZADD', index, '0', '') or lacks('ZADD', guarded, '0', '')
+      or due_text and lacks('HSET', notes, 'f', 'v')
     if refusal then
       return refusal
     end
     call('ZREM', index, id)
     call('ZADD', index, score_text, id)
     call('ZADD', guarded, from_text, id)
+    if due_text then
+      call('HSET', notes, id, due_text .. ' ' .. score_text)
+    end
     return {'not_due', 'protected'}
   end
 
   -- When an entry that is due since this moment, ms, was to be checked. A protection delays that to the score in the
   -- index.
   local function asked(due)
-    local score = since and call('ZSCORE', index, id)
-    return math.min(clock.now, math.max(due, tonumber(score or due)))
+    local at = since and call('ZSCORE', index, id)
+    return math.min(clock.now, math.max(due, at and at * unit or due))
   end
 
-  -- A deadline in ms; nil if the text is malformed.
+  -- A deadline in ms, from a field or from the index; nil if the text is malformed.
   local function deadline(text)
-    local value = text and clock.whole(text)
+    local value
+    if text and (due_text or unit > 1) then
+      value = (due_text or find(text, '^%d+%.?%d*$')) and math.floor(tonumber(text) * unit + 0.5)
+      -- A score may be in the far future, a field must be plausible.
+      value = (due_text or value and value <= LATEST) and value
+    else
+      value = text and clock.whole(text)
+    end
     return value and value >= EARLIEST and value or nil
   end
 
   -- The message for a malformed deadline. `field`: the field of the deadline.
   local function not_a_deadline(text, field)
-    if text and clock.whole(text) then
+    if text and unit == 1 and (due_text or clock.whole(text)) then
       return field .. ' is probably in seconds: it must be in milliseconds'
     end
     return field
@@ -150,8 +225,11 @@ do
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
     local refusal = lacks('ZADD', index, '0', '') or lacks('XADD', events, '*', 'f', 'v')
-      or (retention == '0' and lacks('DEL', key)
-        or retention ~= '0' and (lacks('HSET', key, 'f', 'v') or lacks('PEXPIRE', key, '0')))
+    if key and retention == '0' then
+      refusal = refusal or lacks('DEL', key)
+    elseif key then
+      refusal = refusal or lacks('HSET', key, 'f', 'v') or lacks('PEXPIRE', key, '0')
+    end
     for i = 1, can_ask and 0 or #writes do
       refusal = refusal or lacks(writes[i][1], writes[i][2])
     end
@@ -159,24 +237,22 @@ do
     if refusal then
       return refusal
     end
-    local indexed = call('ZREM', index, id)
+    local removed = call('ZREM', index, id)
     -- The stream may have reached the greatest possible id, so XADD can fail. So far only the ZREM has to be undone.
     local added = attempt('XADD', events, '*', unpack(event))
     if type(added) == 'table' then
-      if indexed == 1 then
-        call('ZADD', index, expires_text, id)
+      if removed == 1 then
+        call('ZADD', index, score or expires_text, id)
       end
       return added
     end
-    if since then
-      call('ZREM', guarded, id)
-    end
+    forget()
     for i = 1, #writes do
       call(unpack(writes[i]))
     end
-    if retention == '0' then
+    if key and retention == '0' then
       call('DEL', key)
-    else
+    elseif key then
       call('HSET', key, 'expired_at', clock.now_text, ...)
       call('PEXPIRE', key, retention)
     end
@@ -189,7 +265,7 @@ do
   end
 
   entry = {
-    open = open, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop,
+    open = open, indexed = indexed, score_of = score_of, in_grace = in_grace, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop,
     drop_unknown = drop_unknown, move = move,
     protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
   }

@@ -5,12 +5,12 @@
 -- @include permission
 -- @include trial
 
-  -- The entry's hash, and the name of a missing hash of this kind.
+-- The entry's key, or the index if it has none; and the name of a missing key.
 local entry_key, absent_key
 
 -- lacks_right(command, key, ...) returns the error for the script to return at once, or nil. Pass as many arguments as
--- the command takes, because newer servers reject a question with fewer. On 6.2 the entry must already be known as a
--- hash, unless the command is ZADD or XADD.
+-- the command takes, because newer servers reject a question with fewer. On 6.2 the type of the entry must already be
+-- known, unless the command is ZADD or XADD.
 local lacks_right
 do
   local tried = {}
@@ -22,13 +22,16 @@ do
     tried[command] = true
     local reply
     if command == 'SADD' or command == 'LPUSH' or command == 'RPUSH' then
-      reply = redis.pcall(command, entry_key, NOT_THERE) -- a hash takes none of these commands
+      reply = redis.pcall(command, entry_key, NOT_THERE) -- an entry is of none of these types
     elseif command == 'DEL' then
       reply = redis.pcall(command, absent_key)
     else
       reply = trial(command, key)
     end
     local problem = type(reply) == 'table' and reply.err
+    if command == 'DEL' and problem and string.find(problem, 'access at least one of the keys', 1, true) then
+      return false -- the missing key lies outside the user's keys
+    end
     return problem and (string.find(problem, 'user executing the script', 1, true)
       or string.find(problem, 'Unknown Redis command', 1, true))
   end

@@ -2,17 +2,21 @@
 --
 -- KEYS[1] -> the index           ZSET  id -> deadline, ms on this server's clock
 -- KEYS[2] -> the quarantine      ZSET  id -> ms when the entry was quarantined
--- KEYS[3] -> the entry's hash    HASH
+-- KEYS[3] -> the entry            HASH, or STRING with a JSON object
+-- KEYS[4] -> for a configured kind whose deadline is the score, else '':  HASH  id -> deadline and score
+-- KEYS[5] -> for a configured kind whose entries are not hashes, else '': HASH  id -> reason, or `dismissed` and ms
 --
 -- ARGV[1] -> the id
 -- ARGV[2] -> '' to check only; else the fault to repair, as the walk saw it: `<fault>:<score>`, or `<fault>:<deadline>`
 --            for an entry without a score. If the fault has changed since, nothing is written
--- ARGV[3] -> the field of the deadline of a configured kind; '' for a reservation
+-- ARGV[3] -> the field of the deadline of a configured kind, 'score' if it is the score; '' for a reservation
 -- ARGV[4] -> how much later than the deadline a score of a configured kind may be, ms
 -- ARGV[5] -> the grace of a reservation without grace_ms, ms
 -- ARGV[6] -> for a configured kind, the outcome of the kind's script in this same step: the walk's script first
 --            dry-runs the kind's script, then runs this text
 -- ARGV[7] -> with the outcome `held`, why
+-- ARGV[8] -> for a configured kind, how many ms a unit of deadlines is
+-- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 --
 -- Returns {} if the entry is correct, else {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
@@ -38,6 +42,8 @@
 -- @include reservation_look
 -- @include rights
 
+local notes, marks = (KEYS[4] or '') ~= '' and KEYS[4], (KEYS[5] or '') ~= '' and KEYS[5]
+
 -- Both functions return the fault or nil, the right score and the score found. If the TTL of the hash is too short,
 -- they also return the remaining TTL, the deadline and the grace.
 local function reservation_fault()
@@ -58,22 +64,38 @@ local function kind_fault()
   elseif ARGV[6] == 'held' then
     return 'held', ARGV[7], ''
   end
-  local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
-  if row.err or not row[1] then
+  local due, dismissed
+  if marks then
+    due, dismissed = ARGV[9], string.find(redis.call('HGET', marks, ARGV[1]) or '', '^dismissed')
+  else
+    local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
+    if row.err then
+      return nil
+    end
+    due, dismissed = row[1], row[2]
+  end
+  if notes then
+    local noted, set = string.match(redis.call('HGET', notes, ARGV[1]) or '', '^(%S+) (%S*)$')
+    due = (not score or tonumber(set) == tonumber(score)) and noted or score or ''
+  elseif not due then
     return nil
   end
-  -- A malformed deadline gets score 0, as for a reservation, so that the next sweep quarantines the entry.
-  local deadline = clock.whole(row[1])
-  local wanted = deadline and row[1] or '0'
+  -- A malformed deadline gets score 0, as for a reservation, so that the next sweep quarantines the entry. Without a
+  -- field, the deadline of an entry that is not in the index is unknown, unless there is a note.
+  local unit = tonumber(ARGV[8] or 1)
+  local deadline = not notes and unit == 1 and clock.whole(due) or (notes or unit > 1) and tonumber(due)
+  deadline = deadline and deadline * unit or nil
+  local wanted = deadline and due or notes and '' or '0'
   if not score then
-    local left = deadline and not row[2] and lifetime.too_short(KEYS[3], deadline, ARGV[5])
-    return not row[2] and not redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'lost', wanted, '', left, deadline, ARGV[5]
+    local left = deadline and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
+    local lost = not dismissed and not redis.call('ZSCORE', KEYS[2], ARGV[1])
+    return lost and 'lost', wanted, '', left, deadline, ARGV[5]
   end
-  local at, latest = tonumber(score), math.max(deadline or 0, clock.now) + ARGV[4]
+  local at, latest = score * unit, math.max(deadline or 0, clock.now) + ARGV[4]
   -- The score is later than the deadline while the entry waits or is protected.
-  local due = deadline and math.max(deadline, math.min(at, latest))
-  local left = due and lifetime.too_short(KEYS[3], due, ARGV[5])
-  return at > latest and 'wrong_score', wanted, score, left, due, ARGV[5]
+  local until_ms = deadline and math.max(deadline, math.min(at, latest))
+  local left = until_ms and lifetime.too_short(KEYS[3], until_ms, ARGV[5])
+  return at > latest and 'wrong_score', wanted, score, left, until_ms, ARGV[5]
 end
 
 local fault, wanted, score, left, deadline, grace = (ARGV[3] == '' and reservation_fault or kind_fault)()
@@ -84,11 +106,11 @@ if not fault or fault == 'dismissed' then
   return {}
 end
 if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine'
-  and fault ~= 'held' then
+  and fault ~= 'held' and (fault == 'orphan' or wanted ~= '') then
   local in_index, rest = fault ~= 'short_ttl', left and lifetime.enough(deadline, grace)
   local refused = in_index and no_right('ZREM', KEYS[1])
     or in_index and fault ~= 'orphan' and no_right('ZADD', KEYS[1])
-    or fault == 'lost' and no_right('HDEL', KEYS[3]) or left and no_right('PEXPIRE', KEYS[3])
+    or fault == 'lost' and no_right('HDEL', marks or KEYS[3]) or left and no_right('PEXPIRE', KEYS[3])
   if refused then
     return refused
   end
@@ -98,7 +120,9 @@ if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'fo
   if in_index and fault ~= 'orphan' then
     redis.call('ZADD', KEYS[1], wanted, ARGV[1])
   end
-  if fault == 'lost' then
+  if fault == 'lost' and marks then
+    redis.call('HDEL', marks, ARGV[1])
+  elseif fault == 'lost' then
     redis.call('HDEL', KEYS[3], 'quarantined_at', 'quarantine_reason', 'quarantine_detail')
   end
   if left then

@@ -229,7 +229,7 @@ def test_a_living_entry_of_an_example_has_no_ttl(
     subject = subject_of(shard, settings, kind)
     assert client.zcard(subject.kind.index) == 4
     ids: list[bytes] = client.zrange(subject.kind.index, 0, -1)  # type: ignore[assignment]
-    assert [client.pttl(subject.kind.hash_key(entry)) for entry in ids] == [-1] * 4
+    assert [client.pttl(subject.kind.entry_key(entry)) for entry in ids] == [-1] * 4
     assert dict(reconcile(subject).found) == {}
 
 

@@ -22,8 +22,8 @@ LISTS: dict[object, type[BaseModel]] = {
     list[ShardSettings]: ShardSettings,
     list[KindSettings]: KindSettings,
 }
-#: The keys of a kind with a script, which the example of a kind without one cannot have.
-SCRIPT_KEYS = re.compile(r"(?m)^(script|commands|fields|reads) = .*$")
+#: The keys of another form of kind, which the example cannot have.
+OTHER_FORMS = ("script", "commands", "fields", "reads", "member", "each")
 TABLE = re.compile(r"#?\[+([\w.]+)\]+")
 
 
@@ -116,14 +116,16 @@ def test_the_example_of_a_shard_loads_without_the_keys_that_it_replaces(tmp_path
 
 def test_the_example_of_a_kind_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
-    path.write_text(SCRIPT_KEYS.sub("", turned_on("kinds")), encoding="utf-8")
+    path.write_text(re.sub(rf"(?m)^({'|'.join(OTHER_FORMS)}) = .*$", "", turned_on("kinds")), encoding="utf-8")
     (kind,) = load(path, {}).kinds
-    assert kind.model_fields_set == set(KindSettings.model_fields) - {"script", "commands", "fields", "reads"}
+    assert kind.model_fields_set == set(KindSettings.model_fields) - {*OTHER_FORMS}
 
 
 def test_the_example_of_a_script_kind_loads(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     (tmp_path / "seat_hold.lua").write_text("function decide() end", encoding="utf-8")
-    path.write_text(re.sub(r"(?m)^(active|give_back|event) = .*$", "", turned_on("kinds")), encoding="utf-8")
+    path.write_text(
+        re.sub(r"(?m)^(active|give_back|event|member|each) = .*$", "", turned_on("kinds")), encoding="utf-8"
+    )
     (kind,) = load(path, {}).kinds
     assert kind.script == "function decide() end"

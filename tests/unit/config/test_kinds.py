@@ -31,8 +31,8 @@ def toml(**changes: str | None) -> str:
 
 def test_a_kind_comes_to_commands_and_patterns(config: Load) -> None:
     (kind,) = config(toml()).kinds
-    assert kind.entry == ("seats:hold:", "")
-    assert kind.entry_pattern == "seats:hold:*"
+    assert kind.key_parts == ("seats:hold:", "")
+    assert kind.entry_patterns == ["seats:hold:*"]
     assert kind.write_patterns == ["seats:*"]
     assert kind.given_back == [
         Command("HINCRBY", ("seats:", Field("show")), (("free",),), Amount(field=Field("qty"))),
@@ -131,7 +131,7 @@ REFUSED: dict[str, list[tuple[str, str | None]]] = {
         ('"dismissed_at"', "sweeperd itself"),
     ],
     "retention": [('"7"', "a duration"), ('"36501d"', 'at most "36500d"'), ('"36500d"', None)],
-    "max_writes": [("0", "at least 1"), ("65", "at most 64"), ("1", "max_writes = 1")],
+    "max_writes": [("0", "at least 1"), ("257", "at most 256"), ("65", "need `each`"), ("1", "max_writes = 1")],
     "grace": [('"-1s"', "a duration"), ('"36501d"', 'at most "36500d"')],
     "max_wait": [('"366d"', 'at most "365d"')],
     "writes": [('["other:*"]', None)],
@@ -266,3 +266,51 @@ def test_only_the_star_is_special(pattern: str, key: str, matches: bool) -> None
 def test_patterns_that_cannot_meet_have_no_key_in_common(one: str, other: str, key: str) -> None:
     if any_match([one], key) and any_match([other], key):
         assert may_overlap(one, other)
+
+
+MEMBER = {
+    "name": '"permit"',
+    "index": '"permits"',
+    "entry": '"member"',
+    "member": '"{type}|{slot}"',
+    "give_back": '["INCRBY used:{type} -1"]',
+}
+JSON = SEATS | {"entry": '"json"', "ended": None, "retention": '"0s"'}
+EACH = SEATS | {"each": '"items"', "give_back": '["HINCRBY stock:{items.sku} free {items.qty:1}"]'}
+
+
+@pytest.mark.parametrize("base", [MEMBER, JSON, EACH, SEATS | {"deadline": None, "unit": '"s"'}])
+def test_other_forms_are_accepted(config: Load, base: dict[str, str | None]) -> None:
+    (kind,) = config(toml(**(dict.fromkeys(SEATS) | base))).kinds
+    assert kind.unit_ms in (1, 1000)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "problem"),
+    [
+        (MEMBER, {"member": None}, "member: must name the parts"),
+        (MEMBER, {"member": '"slots"'}, "must name the parts"),
+        (MEMBER, {"member": '"{type}{slot}"'}, "must have a text between"),
+        (MEMBER, {"member": '"{type}|{type}"'}, "each part once"),
+        (MEMBER, {"member": '"{type}|{id}"'}, "none of them id"),
+        (MEMBER, {"key": '"a:{id}"'}, 'key: does not go with entry = "member"'),
+        (MEMBER, {"active": '{ type = "a" }'}, "active: does not go with"),
+        (MEMBER, {"ended": '{ type = "a" }'}, "ended: does not go with"),
+        (MEMBER, {"retention": '"0s"'}, "retention: does not go with"),
+        (MEMBER, {"event": '["domain"]'}, "domain is not a part of member"),
+        (JSON, {"retention": '"1d"'}, 'must be "0s"'),
+        (JSON, {"ended": '{ state = "OVER" }'}, "ended: does not go with"),
+        (JSON, {"member": '"{a}"'}, "member: does not go with"),
+        (JSON, {"key": None}, "key: must name the key"),
+        (SEATS, {"key": None}, "key: must name the key"),
+        (SEATS, {"unit": '"us"'}, "unit"),
+        (EACH, {"give_back": '["INCRBY a 1"]'}, "each: no template"),
+        (EACH, {"event": '["items.sku"]'}, "only give_back"),
+        (EACH | JSON | {"give_back": EACH["give_back"]}, {"event": '["items"]'}, "items is an array"),
+    ],
+)
+def test_what_does_not_go_with_a_form(
+    config: Load, base: dict[str, str | None], changes: dict[str, str | None], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        config(toml(**(dict.fromkeys(SEATS) | base | changes)))

@@ -23,6 +23,8 @@ KIND = {
     "ended": {"state": "OVER"},
     "unless": {"paid": "yes"},
 }
+#: A form with every key that a kind may have.
+FORM = {"name": "seat", "index": "seats:ttl", "key": "seats:hold:{id}", "entry": "json", "retention": "0s"}
 ALL = Settings.model_validate({"cycles": {"enabled": True}, "kinds": [KIND], "webhooks": {"endpoints": [ENDPOINT]}})
 #: Names that are part of others.
 PARTS = {"prefix", "budget_stem", "idempotency_stem"}
@@ -46,7 +48,8 @@ def named(keys: object) -> dict[str, bytes]:
 
 
 def test_every_key_is_granted() -> None:
-    patterns = [grant.key for grant in grants(ALL, Keys("p:"))]
+    form = Settings.model_validate({"kinds": [FORM]})
+    patterns = [grant.key for settings in (ALL, form) for grant in grants(settings, Keys("p:"))]
 
     def is_granted(key: bytes) -> bool:
         return any(

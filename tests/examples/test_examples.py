@@ -17,19 +17,21 @@ from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
 from tests.support.documents import ROOT
 from tests.support.harness import eventually, server_time
-from tests.support.kind_load import EXAMPLES, KINDS, writer_of
+from tests.support.kind_load import EXAMPLES, FORMS, KINDS, writer_of
 from tests.support.servers import Server
+
+ALL = KINDS | FORMS
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", KINDS)
+@pytest.mark.parametrize("example", ALL)
 @pytest.mark.parametrize("own", [True, False], ids=["samples.json", "derived"])
 def test_the_kit_proves_it(example: str, own: bool) -> None:
     folder = EXAMPLES / example
     if not own and list(folder.glob("*.lua")):
         pytest.skip("the samples of a script cannot be derived")
     samples = ["--samples", str(folder / "samples.json")] if own else []
-    command = ["--config", str(folder / "config.toml"), "prove", "--kind", KINDS[example]]
+    command = ["--config", str(folder / "config.toml"), "prove", "--kind", ALL[example]]
     result = CliRunner().invoke(main, [*command, *samples])
     assert result.exit_code == 0, result.output
     assert "FAILED" not in result.output
@@ -47,11 +49,11 @@ def test_a_file_of_samples_that_lacks_something(tmp_path: Path, text: str, missi
     assert (result.exit_code, f"samples.json: {missing} is missing" in result.output) == (2, True)
 
 
-@pytest.mark.parametrize("example", KINDS)
+@pytest.mark.parametrize("example", ALL)
 def test_it_is_described_on_one_screen(example: str) -> None:
     text = (EXAMPLES / example / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 40
-    assert f"prove --kind {KINDS[example]}" in text
+    assert f"prove --kind {ALL[example]}" in text
 
 
 def sweep(example: str, server: Server) -> OnceReport:
@@ -118,6 +120,55 @@ def test_permits(server: Server, client: redis.Redis) -> None:
     assert permits.put_back("c2", "acme")
     assert not permits.put_back("c1", "acme")
     assert client.get("permits:free:acme") == b"5"
+
+
+def test_carts(server: Server, client: redis.Redis) -> None:
+    carts = writer_of("carts").Carts(client, "books")
+    lines = {f"book-{number}": 1 + number % 3 for number in range(40)}
+    for sku in lines:
+        carts.stock(sku, 5)
+    assert carts.fill("a", "ada", lines, 1)
+    assert carts.fill("b", "bob", {"book-0": 1, "book-1": 1}, 60_000)
+    assert not carts.fill("c", "cyd", {"book-0": 1, "book-2": 3}, 60_000), "the second line is short of stock"
+    time.sleep(0.02)
+    assert sweep("carts", server).counts["expired"] == 1  # type: ignore[index]
+    assert not carts.buy("a", lines)
+    assert carts.buy("b", {"book-0": 1, "book-1": 1})
+    stock = {sku: client.hmget(f"stock:{sku}", "free", "held") for sku in lines}
+    assert stock == {sku: [b"4" if sku in ("book-0", "book-1") else b"5", b"0"] for sku in lines}
+
+
+def test_spring_sessions(server: Server, client: redis.Redis) -> None:
+    sessions = writer_of("spring-sessions").Sessions(client)
+    assert sessions.start("s1", "ada", 0.001)
+    assert sessions.start("s2", "bob", 60)
+    assert sessions.start("s3", "cyd", 60)
+    client.expire("spring:session:sessions:s2", 60)
+    assert sessions.use("s2")
+    assert client.ttl("spring:session:sessions:s2") == -1
+    time.sleep(0.02)
+    assert not sessions.use("s1"), "its deadline has passed"
+    assert sweep("spring-sessions", server).counts["expired"] == 1  # type: ignore[index]
+    assert sessions.end("s3", "cyd")
+    assert client.smembers("users:online") == {b"bob"}
+    ((_, event),) = cast(Any, client.xrange("sweeperd:events"))
+    assert (event[b"id"], event[b"data.sessionAttr:user"]) == (b"s1", b"ada")
+
+
+def test_semaphore(server: Server, client: redis.Redis) -> None:
+    disk = writer_of("semaphore").Semaphore(client, "disk")
+    disk.open(2)
+    assert disk.take("w1", 1)
+    assert disk.take("w2", 60_000)
+    assert not disk.take("w3", 60_000)
+    assert disk.take("w2", 60_000), "renewed"
+    time.sleep(0.02)
+    assert not disk.take("w1", 60_000), "its deadline has passed"
+    assert sweep("semaphore", server).counts["expired"] == 1  # type: ignore[index]
+    assert client.hget("semaphore:free", "disk") == b"1"
+    assert not disk.release("w1")
+    assert disk.release("w2")
+    assert (client.hget("semaphore:free", "disk"), client.exists("semaphore:held")) == (b"2", 0)
 
 
 # ---- the rules for writers

@@ -16,6 +16,8 @@ import redis
 EXAMPLES = Path(__file__).parents[2] / "examples"
 #: Folder -> kind.
 KINDS = {"seat-holds": "seat-hold", "locks": "lock", "permits": "permit", "sessions": "session"}
+#: The examples of other forms, which hold no books under load.
+FORMS = {"carts": "cart", "spring-sessions": "spring-session", "semaphore": "semaphore"}
 #: Every so many holds, the writer itself ends or uses one.
 EACH = 5
 

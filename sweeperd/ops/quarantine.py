@@ -146,7 +146,7 @@ class Quarantine:
             yield done
 
     def _dismiss_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
-        key, more = self._kind.entry_key, [self._kind.marks or b""]
+        key, more = self._kind.entry_key, [self._kind.marks or self._kind.quarantine]
         calls = [Call([key(entry.id), self._kind.quarantine, *more], [entry.id]) for entry in page]
         replies = accepted(self._dismiss.run_many(self._shard.client, calls))
         problems = ("" if reply == b"dismissed" else NOT_THERE for reply in replies)
@@ -180,8 +180,8 @@ class Quarantine:
             args += ["quarantine_reason", again.detail]
             args += ["quarantine_detail", again.why] if again.why else []
         kind = self._kind
-        keys = [kind.entry_key(entry.id), kind.index, kind.quarantine, kind.notes or b"", kind.marks or b""]
-        return Call(keys, args)
+        more = [kind.notes or kind.quarantine, kind.marks or kind.quarantine]
+        return Call([kind.entry_key(entry.id), kind.index, kind.quarantine, *more], args)
 
     def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:
         """The decisions about the entries that a sweep would quarantine again."""

@@ -3,8 +3,7 @@
 --
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
---
--- KEYS[3] -> for a kind whose entries are not hashes, else '': HASH  id -> `dismissed` and ms
+-- KEYS[3] -> for a kind whose entries are not hashes: HASH  id -> `dismissed` and ms; for others KEYS[2]
 --
 -- ARGV[1] -> the bare reservation id
 --
@@ -15,7 +14,7 @@
 -- @include clock
 -- @include rights
 
-local marks = (KEYS[3] or '') ~= '' and KEYS[3]
+local marks = KEYS[3] ~= KEYS[2] and KEYS[3]
 local row = redis.pcall('HMGET', KEYS[1], 'state')
 if row.err and not string.find(row.err, 'WRONGTYPE', 1, true) then
   return row -- the hash may not be writable, and without the mark the entry must stay listed

@@ -3,8 +3,8 @@
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
--- KEYS[4] -> for a kind whose deadline is the score, else '':     HASH  id -> deadline and score
--- KEYS[5] -> for a kind whose entries are not hashes, else '':    HASH  id -> reason and cause
+-- KEYS[4] -> for a kind whose deadline is the score  HASH  id -> deadline and score; for others KEYS[3]
+-- KEYS[5] -> for a kind whose entries are not hashes HASH  id -> reason and cause; for others KEYS[3]
 --
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the deadline's field in the hash; '' if a sweep reads the deadline elsewhere
@@ -29,7 +29,7 @@
 if not redis.call('ZSCORE', KEYS[3], ARGV[1]) then
   return 'not_quarantined'
 end
-local notes, marks = (KEYS[4] or '') ~= '' and KEYS[4], (KEYS[5] or '') ~= '' and KEYS[5]
+local notes, marks = KEYS[4] ~= KEYS[3] and KEYS[4], KEYS[5] ~= KEYS[3] and KEYS[5]
 if ARGV[3] then
   local refused = no_right('HSET', marks or KEYS[1])
   if refused then

@@ -92,8 +92,8 @@ def connection_grants(url: str) -> Iterator[Grant]:
 
 def _reservations(keys: Keys) -> Iterable[Grant]:
     reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
-    yield from _hash_grants(reservation)
-    yield from _swept(keys.reservation_index, keys.quarantine, keys.ticks, keys.lease("sweep"))
+    entry = _hash_grants(reservation)
+    yield from _swept(keys.reservation_index, entry, keys.quarantine, keys.ticks, keys.lease("sweep"))
     yield granted(Duty.STATUS, reservation, "HGET")
     yield granted(Duty.SWEEP, reservation, "PEXPIRE")
     yield granted(Duty.STATUS, budget, "EXISTS HMGET")
@@ -111,11 +111,12 @@ def _hash_grants(entry: bytes) -> Iterable[Grant]:
     ]
 
 
-def _swept(index: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
+def _swept(index: bytes, entry: Iterable[Grant], quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
     return [
         granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, index, "ZADD ZREM ZMSCORE"),
         granted(Duty.WALK, index, "ZSCAN"),
+        *entry,
         granted(Duty.STATUS, quarantine, "ZCARD ZCOUNT ZRANGE ZSCORE"),
         granted(Duty.SWEEP, quarantine, "ZADD"),
         granted(Duty.OPERATE, quarantine, "ZREM"),
@@ -128,10 +129,10 @@ def _swept(index: bytes, quarantine: bytes, ticks: bytes, lease: bytes) -> Itera
 
 def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
-    yield from _swept(keys.kind_index(kind.index), quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
+    entry = _form_grants(kind, keys)
+    yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
     yield granted(Duty.STATUS, keys.proofs, "HGET")
     yield granted(Duty.SWEEP, keys.proofs, "HSET")
-    yield from _form_grants(kind, keys)
     # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
     yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
     if kind.script is None:

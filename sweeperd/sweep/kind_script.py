@@ -96,7 +96,8 @@ class Row:
             yield f"    or entry.set_aside('INVALID_MEMBER', {why})\nend"
         elif kind.entry == "json":
             yield "-- @include kind_string"
-            yield f"local row, document = read_string({_paths(self.fields)})\nif not row then\n  return document\nend"
+            yield f"local row, document = read_string(KEYS[1], {_paths(self.fields)})"
+            yield "if not row then\n  return document\nend"
         else:
             fields = ", ".join(quoted(bare(name)) for name in self.fields)
             yield f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"

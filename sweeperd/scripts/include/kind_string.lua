@@ -4,15 +4,15 @@
 -- @include kind_json
 
 -- The texts at these names or paths, and the document. Nil and the reply if the key holds none.
-local function read_string(names)
-  local text = redis.pcall('GETRANGE', KEYS[1], 0, 65536)
+local function read_string(key, names)
+  local text = redis.pcall('GETRANGE', key, 0, 65536)
   if type(text) == 'table' then
     if string.find(text.err, 'WRONGTYPE', 1, true) then
       return nil, entry.set_aside('WRONG_TYPE')
     end
     return nil, text
   end
-  if text == '' and redis.call('EXISTS', KEYS[1]) == 0 then
+  if text == '' and redis.call('EXISTS', key) == 0 then
     return nil, entry.drop_unknown('not_found')
   end
   local document, why = json_read.decoded(text, '{')

@@ -15,7 +15,8 @@ local function recorder(server, own, reads)
   local known = {}
   local READS = {TIME = true}
   for name in string.gmatch(
-    'EXISTS GET GETRANGE HEXISTS HGET HGETALL HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE XINFO ZCARD ZSCORE', '%a+') do
+    'EXISTS GET GETRANGE HEXISTS HGET HGETALL HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TYPE XINFO ZCARD '
+    .. 'ZSCORE', '%a+') do
     READS[name] = true
   end
   local find, WHOLE = string.find, '^%-?%d+$'

@@ -7,6 +7,8 @@
 --
 -- ARGV[1..] -> the ids
 --
+-- Returns how many were dropped.
+--
 -- A deadline is kept while the entry is in the index or in the quarantine, a reason while it is in the quarantine, and
 -- `dismissed` while its key exists and it is in neither.
 

@@ -239,7 +239,7 @@ def test_what_a_killed_process_does_twice_is_caught(client: redis.Redis) -> None
     lab, sample = laboratory(client)
     assert ", 'state', 'EXPIRED')\n" in lab.text
     late = lab.text.replace(", 'state', 'EXPIRED')\n", ")\n").replace(
-        "local indexed = call('ZREM', index, id)", "local indexed = 1"
+        "local removed = call('ZREM', index, id)", "local removed = 1"
     )
     settings = load(EXAMPLES / "seat-holds" / "config.toml", {})
     failure = killed(Lab(client, settings, settings.kinds[0], late), sample)

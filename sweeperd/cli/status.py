@@ -289,7 +289,8 @@ def _notes(statuses: Sequence[ShardStatus], every: bool) -> Iterator[str]:
         if status.reachable:
             if not every and (rest := unlisted(status.endpoints)):
                 yield f"shard {status.name}: {rest}; --all lists them"
-            for advice in (*shard_advice(status), *set_aside_advice(status)):
+            options = ("--shard", status.name) if len(statuses) > 1 else ()
+            for advice in (*shard_advice(status, options), *set_aside_advice(status, options)):
                 hint = f"; see `{advice.commands[0]}`" if advice.commands else ""
                 yield f"shard {status.name}: {advice.text}{hint}"
 

@@ -64,18 +64,20 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
             yield from _walk_advice(status, kind.last_walk, name, (*option, *options))
 
 
-def set_aside_advice(status: ShardStatus) -> Iterator[Advice]:
+def set_aside_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[Advice]:
     """Advice about quarantine, endpoints and dead letters, which the status page shows beside each of them."""
     for kind in status.kinds:
         if kind.quarantined:
-            command = command_line("quarantine", "list", *kind_option(kind.kind))
+            command = command_line("quarantine", "list", *kind_option(kind.kind), *options)
             yield Advice(f"{kind.kind}: {kind.quarantined:,} in quarantine", (command,), "sweeperdquarantinegrowing")
     judged = [(endpoint, judge_endpoint(endpoint)) for endpoint in most_troubled(status.endpoints)]
     bad = [(endpoint, found[1]) for endpoint, found in judged if found and found[0] is HealthLevel.BAD]
     for endpoint, text in bad[:DETAILS]:
-        yield replace(endpoint_advice(endpoint), text=text)
+        yield replace(endpoint_advice(endpoint, options), text=text)
+    if len(bad) > DETAILS:
+        yield Advice(f"and {len(bad) - DETAILS} more endpoints", (command_line("endpoints", "list", *options),))
     if status.dead_letters:
-        commands = (command_line("dead-letters", "list"),)
+        commands = (command_line("dead-letters", "list", *options),)
         yield Advice(f"dead letters: {status.dead_letters:,}", commands, "sweeperddeadletters")
 
 

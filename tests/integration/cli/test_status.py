@@ -124,7 +124,10 @@ def test_a_dead_shard_hides_no_other(sweeperd: Sweeperd, server: Server) -> None
     note, *roles, trouble = ran.err.splitlines()
     assert all("shard well: no process " in line for line in roles)
     assert trouble.startswith("sweeperd: shard dead: redis://127.0.0.1:")
-    assert (note.startswith("sweeperd: shard well: "), note.endswith("may be wrong; see `sweeperd check`")) == (
+    assert (
+        note.startswith("sweeperd: shard well: "),
+        note.endswith("may be wrong; see `sweeperd check --shard well`"),
+    ) == (
         True,
         True,
     )

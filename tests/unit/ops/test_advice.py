@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from sweeperd.ops.advice import endpoint_advice, reason_advice, shard_advice
+from sweeperd.ops.advice import endpoint_advice, reason_advice, set_aside_advice, shard_advice
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.store.memory import MemoryUse
 from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count, shard_status
@@ -85,3 +85,20 @@ def test_findings_of_a_walk_name_the_kind() -> None:
     on = "--kind seat-hold --shard eu"
     assert found.commands == (f"sweeperd reconcile --repair {on}", f"sweeperd reconcile --last {on}")
     assert (found.runbook, "2 lost" in found.text) == ("sweeperdreconcilefindings", True)
+
+
+def test_what_is_set_aside_or_held_up_is_named_with_its_command() -> None:
+    endpoints = tuple(endpoint_status(f"e{number}", state="open", pending=3) for number in range(7))
+    well = endpoint_status("well", pending=0)
+    seats = kind_status("seat-hold", quarantined=2)
+    status = shard_status("eu", kinds=(seats,), endpoints=(well, *endpoints), dead_letters=1200)
+    found = [(advice.text, advice.commands[0]) for advice in set_aside_advice(status, ("--shard", "eu"))]
+    assert found[0] == ("seat-hold: 2 in quarantine", "sweeperd quarantine list --kind seat-hold --shard eu")
+    assert [command for _, command in found[1:6]] == [
+        f"sweeperd endpoints attempts e{number} --shard eu" for number in range(5)
+    ]
+    assert found[6:] == [
+        ("and 2 more endpoints", "sweeperd endpoints list --shard eu"),
+        ("dead letters: 1,200", "sweeperd dead-letters list --shard eu"),
+    ]
+    assert list(set_aside_advice(shard_status("eu", endpoints=(well,)))) == []

@@ -11,6 +11,7 @@ import redis
 from sweeperd import progress
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease, holder, process_name
+from sweeperd.store.operations import run
 from tests.support.fixtures import full
 from tests.support.harness import eventually
 
@@ -214,6 +215,26 @@ def test_any_other_refusal_is_raised(pair: tuple[Lease, Lease], client: redis.Re
     client.rpush(KEY, "x")
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         lease.release()
+
+
+def test_a_round_trip_that_others_share_takes_and_renews_it(
+    pair: tuple[Lease, Lease], client: redis.Redis, own_shard: Shard
+) -> None:
+    first, second = pair
+    assert run(client, first.hold())
+    client.pexpire(KEY, 500)
+    assert [run(client, each.hold()) for each in (first, second)] == [True, False]
+    assert client.pttl(KEY) > 1000
+    assert first.release()
+    assert run(client, second.hold())
+    client.delete(KEY)
+    client.lpush(KEY, "x")
+    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
+        run(client, second.hold())
+    held, free = Lease(own_shard, "held", LONG), Lease(own_shard, "free", LONG)
+    assert run(own_shard.client, held.hold())
+    with full(own_shard):
+        assert [run(own_shard.client, each.hold()) for each in (held, free)] == [True, False]
 
 
 @pytest.fixture

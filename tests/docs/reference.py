@@ -14,7 +14,7 @@ from sweeperd.document import Document
 
 MADE = "This page is made from the code by `python -m tests.docs.generate`."
 #: The settings that every installation decides.
-DECIDE_FIRST = ("redis.url", "keys.prefix", "sweep.grace", "sweep.audit_retention", "webhooks.endpoints[].secrets")
+DECIDE_FIRST = ("redis.url", "keys.prefix", "sweep.grace", "sweep.audit_retention", "webhooks.endpoints")
 
 
 # ---- settings

@@ -207,7 +207,7 @@ class LetterRow(MemberDocument):
 def _is_known(shard: Shard, kind: Kind, entry: bytes) -> bool:
     scores = [("ZSCORE", key, entry) for key in (kind.index, kind.quarantine)]
     exists, *found = accepted(run_commands(shard.client, [("EXISTS", kind.entry_key(entry)), *scores]))
-    return bool(exists) or any(score is not None for score in found)
+    return (bool(exists) and kind.form != "member") or any(score is not None for score in found)
 
 
 def _listed(looked: LookBackDocument, rows: Sequence[Document], words: Sequence[Sequence[str]]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
 
 def _short_ttl(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
     """A warning if hashes of the sample may be removed before their entries expire."""
-    suspects = [entry.id for entry in entries if entry.type == "hash" and entry.ttl_ms >= 0]
+    suspects = [entry.id for entry in entries if entry.type in ("hash", "string") and entry.ttl_ms >= 0]
     found = [each for each in subject.check(suspects) if each.fault is Fault.SHORT_TTL]
     if not found:
         return None

@@ -23,8 +23,9 @@ do
   -- If the score of the index is the deadline: the score and the deadline as text, and whether the entry has a note.
   local score, due_text, noted
 
-  -- keys: the entry's key, nil if it has none, the index, the event stream and the quarantine. absent: the name of a missing key. proven:
-  -- '1' if a living entry was seen. unit_ms: see `unit`. The other keys are nil if the kind has no use for them:
+  -- keys: the entry's key, nil if it has none, the index, the event stream and the quarantine. absent: the name of a
+  -- missing key. proven: '1' if a living entry was seen. unit_ms: see `unit`. The other keys are nil if the kind has no
+  -- use for them:
   --   guarded  ZSET  the protected entries
   --   notes    HASH  id -> the deadline and the score that stands for it, of an entry whose score a script has set
   --   marks    HASH  id -> why it is in quarantine, of a kind whose entries are not hashes
@@ -86,7 +87,10 @@ do
 
   -- Quarantines the entry: removes it from the index and marks it. Returns the reply.
   local function set_aside(reason, why)
-    call('ZCARD', quarantine) -- fail before the first write if the key has the wrong type
+    call('ZCARD', quarantine) -- fail before the first write if a key has the wrong type
+    if marks then
+      call('HGET', marks, id)
+    end
     if type(reason) ~= 'string' or not find(reason, '^[A-Z][A-Z0-9_]*$') then
       reason = 'SCRIPT_ERROR'
     end

@@ -4,8 +4,21 @@ from typing import Any
 
 from tests.lua.kinds.world import SCRIPT, SEATS, scripted
 
+
+def without(kind: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in kind.items() if name not in names}
+
+
+MEMBER_SCRIPT = """
+function decide(entry)
+  return 'expire'
+end
+function plan(entry, now, id)
+  return {{'HINCRBY', 'permits:' .. entry.client, 'used', '-1', 'MIN', '0'}}, {slot = entry.slot, id_of = id}
+end
+"""
 BACK = ["HINCRBY seats:{show} free {qty}", "HINCRBY seats:{show} held -{qty} MIN 0"]
-SCORED: dict[str, Any] = {key: value for key, value in SEATS.items() if key != "deadline"}
+SCORED: dict[str, Any] = without(SEATS, "deadline")
 JSON: dict[str, Any] = {
     "name": "cart",
     "index": "seats:ttl",
@@ -52,9 +65,12 @@ FORMS: dict[str, dict[str, Any]] = {
     "score": SCORED | {"grace": "5s"},
     "score in seconds": SCORED | {"unit": "s"} | JOB,
     "score, protected by fields": SCORED | {"unless": {"paid": "yes"}},
-    "score, with a script": {key: value for key, value in scripted(SCRIPT).items() if key != "deadline"} | JOB,
+    "score, with a script": without(scripted(SCRIPT), "deadline") | JOB,
     "json": JSON | {"grace": "5s"},
-    "json and score": {key: value for key, value in JSON.items() if key != "deadline"} | {"unit": "s"} | JOB,
+    "json, with a script": without(scripted(SCRIPT), "ended") | {"entry": "json", "retention": "0s"},
+    "member, with a script": without(scripted(MEMBER_SCRIPT, writes=["permits:*"]), "ended", "key", "deadline")
+    | {"entry": "member", "member": MEMBER["member"], "tenant": "client"},
+    "json and score": without(JSON, "deadline") | {"unit": "s"} | JOB,
     "json with each": JSON
     | {
         "each": "order.items",

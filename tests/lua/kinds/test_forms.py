@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
 from sweeperd.kit.lab import NEIGHBOURS, Lab
 from sweeperd.kit.prove import prove
@@ -51,6 +52,8 @@ def test_each_form_is_proved(name: str) -> None:
     settings = settings_of(FORMS[name], reservations=False)
     (kind,) = settings.kinds
     row = HOLD | {"after": {"keys": {"seats:s1": {"hash": {"free": "13", "held": "2"}}}}}
+    if kind.entry == "member":
+        row = {"id": "call|c1|s", "keys": {"permits:c1": {"hash": {"used": "3"}}}}
     samples = [sample_of(row, kind)] if kind.script else derived_samples(kind)
     proofs = {proof.name: proof.failure for proof in prove(settings, kind, samples)}
     assert not any(proofs.values()), proofs
@@ -145,6 +148,18 @@ def test_notes_that_hold_no_longer_are_dropped(client: Any, shard: Shard) -> Non
     make_sweeper(shard, lab.kind).backlog()
     assert set(client.hkeys(lab.kind.notes)) - {*NEIGHBOURS} == {b"h1", b"aside"}
     assert set(client.hkeys(lab.kind.marks)) - {*NEIGHBOURS} == {b"aside", b"kept"}
+
+
+@pytest.mark.parametrize("key", ["notes", "marks"])
+def test_a_key_of_another_type_moves_nothing(client: Any, key: str) -> None:
+    lab, sample = loaded(client, MEMBER, {"id": "call|c1|s"})
+    name = getattr(lab.kind, key)
+    client.delete(name)
+    client.set(name, "text")
+    client.set("permits:c1", "no hash, so it would be quarantined")
+    before = lab.snapshot(sample)
+    assert isinstance(lab.run(b"call|c1|s"), redis.ResponseError)
+    assert not lab.snapshot(sample).changed_since(before)
 
 
 def test_what_an_unlisted_entry_would_do_is_asked_without_a_write(client: Any, shard: Shard) -> None:

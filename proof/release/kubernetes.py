@@ -144,7 +144,7 @@ def copy(directory: Path, image: str) -> Path:
     example = directory / "deploy" / "k8s" / "example"
     name, _, tag = image.rpartition(":")
     settle(example, images=[{"name": "sweeperd", "newName": name, "newTag": tag}])
-    settle(example, components=["../components/network-receivers"])
+    settle(example, resources=["../bases/daemon"], components=["../components/network-receivers"])
     return example
 
 

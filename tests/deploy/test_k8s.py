@@ -35,6 +35,8 @@ VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persiste
 CUSTOM = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 
 EXAMPLE = K8S / "example"
+#: What the example takes from the release of this version.
+REMOTE = re.compile(rf"https://github\.com/sweeperd/sweeperd//deploy/k8s/([\w/-]+)\?ref=v{re.escape(__version__)}")
 #: Base -> the kinds that it has, beside the ConfigMap of the settings.
 _ONCE, _EACH = ["NetworkPolicy", "ServiceAccount"], ["Deployment", "PodDisruptionBudget", "Service"]
 BASES = {
@@ -158,6 +160,7 @@ def test_kustomizations_name_what_there_is(path: Path) -> None:
     (content,) = read(path)
     files = [file for generator in content.get("configMapGenerator", []) for file in generator["files"]]
     named = [*content.get("resources", []), *(content.get("components") or []), *files]
+    named = [REMOTE.sub(r"../\1", name) for name in named]
     assert len(set(named)) == len(named)
     for name in named:
         place = path.parent / name
@@ -171,7 +174,8 @@ def test_a_test_knows_every_base_and_component() -> None:
     assert {path.name for path in (K8S / "bases").iterdir()} == set(BASES)
     assert {path.name for path in (K8S / "components").iterdir()} == set(COMPONENTS)
     text = (EXAMPLE / "kustomization.yaml").read_text()
-    assert [name for name in COMPONENTS if f"# - ../components/{name}\n" not in text] == [], "the example names each"
+    places = [f"bases/{each}" for each in ["daemon"]] + [f"components/{each}" for each in COMPONENTS]
+    assert sorted(REMOTE.findall(text)) == sorted(places), "the example names each, at this version"
 
 
 @functools.cache
@@ -195,7 +199,7 @@ def role_of(manifest: Manifest) -> str:
 
 
 def test_kustomize_builds_the_example_as_it_stands(tmp_path: Path) -> None:
-    manifests = parsed(kubectl("kustomize", str(EXAMPLE)))
+    manifests = built("daemon")
     assert sorted(each["kind"] for each in manifests) == sorted(["ConfigMap", *BASES["daemon"]])
     assert {each["metadata"]["namespace"] for each in manifests} == {"sweeperd"}
     check_built(manifests, tmp_path)
@@ -263,7 +267,7 @@ def check_built(built: list[Manifest], tmp_path: Path) -> None:
     (settings,) = (manifest for manifest in built if "config.toml" in manifest.get("data", {}))
     for pod in pods:
         assert breaches(pod) == []
-        assert pod["containers"][0]["image"] == f"sweeperd:{__version__}"
+        assert pod["containers"][0]["image"] == f"ghcr.io/sweeperd/sweeperd:{__version__}"
         mounted = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
         assert mounted == [settings["metadata"]["name"]]
     assert settings["metadata"]["name"] != "sweeperd", "its name ends in a hash, so that a change is rolled out"

@@ -54,6 +54,8 @@ REFERENCE = DOCS / "reference"
 SCHEMAS = DOCS / "schemas"
 OPENAPI = DOCS / "openapi.json"
 EXAMPLE = ROOT / "config.example.toml"
+#: The schema of the chart's values, whose `config` is made.
+VALUES = ROOT / "deploy" / "helm" / "sweeperd" / "values.schema.json"
 #: The width of the help texts.
 WIDTH = 100
 
@@ -68,6 +70,7 @@ def made() -> list[Path]:
     return [
         *(REFERENCE / f"{name}.md" for name in PAGES),
         *(SCHEMAS / f"{name}.schema.json" for name in schemas),
+        VALUES,
         OPENAPI,
     ]
 
@@ -88,6 +91,7 @@ def pages() -> dict[Path, str]:
     return {
         **{REFERENCE / f"{name}.md": text for name, text in zip(PAGES, texts, strict=True)},
         **{SCHEMAS / f"{name}.schema.json": text for name, text in schemas.items()},
+        VALUES: values_schema(),
         OPENAPI: openapi(json.loads(webhook_schema()), EVENTS | {"<kind>.expired": ("", KindExpired)}, _parts),
     }
 
@@ -201,6 +205,15 @@ def config_schema() -> str:
             default = default.get(table, {})
         place["properties"][name] |= {"description": text} | ({"default": default[name]} if name in default else {})
     return _written(schema | {"title": "The settings of sweeperd", "description": "TOML."}, definitions)
+
+
+def values_schema() -> str:
+    """The schema of the chart's values as it is, with the settings as `config`."""
+    values, config = json.loads(VALUES.read_text(encoding="utf-8")), json.loads(config_schema())
+    del config["$schema"]
+    values["$defs"] = config.pop("$defs")
+    values["properties"]["config"] = config
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
 
 def _without_null(schema: Any) -> Any:

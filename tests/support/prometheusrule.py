@@ -15,6 +15,8 @@ apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
   name: sweeperd
+  labels:
+    app.kubernetes.io/name: sweeperd
 spec:
 """
 

@@ -78,7 +78,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 def test_every_query_finds_what_it_asks_for(watched: Watched) -> None:
     """Names, labels and values of labels are those that a daemon exposes, and each panel has something to show."""
     prometheus = watched.prometheus
-    note = {"process": "killed", "at": server_time(watched.client) - 60_000, "sweeps": True}
+    note = {
+        "process": "killed",
+        "at": server_time(watched.client) + 600_000,
+        "sweeps": True,
+    }  # no process has started since
     watched.client.hset("sweeperd:processes", "killed-0123abcd", json.dumps(note))
     reserve(watched.client, ["one", "two"], tenant="acme")
     eventually(lambda: watched.running.metric("sweeperd_webhook_attempts_total", result="delivered") == 2)

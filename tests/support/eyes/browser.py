@@ -118,7 +118,7 @@ class Page:
     @property
     def text(self) -> str:
         """All that can be read on it."""
-        return str(self.run("document.body.innerText"))
+        return str(self.run("document.body.innerText")).replace("\u00a0", " ")
 
     def shows(self, text: str, limit: float = 20.0) -> None:
         """Wait until it can be read."""

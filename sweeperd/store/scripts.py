@@ -113,6 +113,11 @@ class Script:
         """The digest by which the server knows the text."""
         return hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
 
+    def forget(self) -> None:
+        """Call the `text` function again before the next run."""
+        for name in ("source", "sha"):
+            self.__dict__.pop(name, None)
+
     def run(self, client: "redis.Redis", call: Call) -> Any:
         """Run once and return the reply. Raises redis.RedisError."""
         (reply,) = accepted(self.run_many(client, [call]))

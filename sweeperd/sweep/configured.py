@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import random
+import re
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -86,8 +87,23 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
     made = {"protected": keys.kind_protected, "notes": keys.kind_notes, "marks": keys.kind_marks}
     more = {name: made[name](kind.name) for name in more_keys(kind)}
     wait_ms = 0 if kind.script is None else kind.max_wait_ms
-    text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled)
+    more_globals = set[str]()
+    text = functools.partial(kind_script, kind, settings.kinds, settings.reservations.enabled, more_globals)
     script = Script(f"kind {kind.name}", text)
+    sums = Script(f"sums {kind.name}", lambda: deciding(script.source, sums_script(kind)))
+    end_of_explain = "return {reply, writes, writes.changes}\n"
+    explainer = Script(f"explain {kind.name}", lambda: deciding(script.source, end_of_explain))
+    checker = Script(f"check {kind.name}", lambda: deciding(script.source, index_check(kind)))
+
+    def check(client: "redis.Redis") -> None:
+        """Raises KindRefused if the kind cannot be swept on this server, or redis.RedisError."""
+        if kind.script is not None and (found := _globals(kind, script, index, client) - more_globals):
+            more_globals.update(found)
+            for each in (script, sums, explainer, checker):
+                each.forget()
+            _globals(kind, script, index, client)
+        if refused := list(_refused_commands(kind, index, client)):
+            raise KindRefused(f"{kind.name}: this user of Redis has no right to {', '.join(refused)}")
 
     def call(entry: bytes, trace_id: str, proven: bool = False, defers: bool = False, /) -> Call:
         retention = retention_ms + int(random.random() * spread_ms)  # noqa: S311
@@ -116,7 +132,7 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
         log_fields={"kind": kind.name},
-        counters=Sums(kind.sums, Script(f"sums {kind.name}", lambda: deciding(script.source, sums_script(kind)))),
+        counters=Sums(kind.sums, sums),
         max_wait_ms=wait_ms if kind.unless is None else max(wait_ms, kind.unless_recheck_ms),
         grace_ms=kind.grace_ms,
         protected=more.get("protected"),
@@ -125,12 +141,10 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         reasons=_reasons(kind),
         more_reasons=kind.script is not None,
         script=script,
-        explainer=Script(
-            f"explain {kind.name}", lambda: deciding(script.source, "return {reply, writes, writes.changes}\n")
-        ),
-        index_check=Script(f"check {kind.name}", lambda: deciding(script.source, index_check(kind))),
+        explainer=explainer,
+        index_check=checker,
         call=call,
-        check=functools.partial(_check, kind, script, index),
+        check=check,
         is_broken_by=_is_broken_by,
     )
 
@@ -198,15 +212,8 @@ def _is_broken_by(error: Exception) -> bool:
     return FILE_FAILED in str(error) or "SCRIPT KILL" in str(error)
 
 
-def _check(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
-    """Raises KindRefused if the kind cannot be swept on this server, or redis.RedisError."""
-    if kind.script is not None:
-        _check_script(kind, script, index, client)
-    if refused := list(_refused_commands(kind, index, client)):
-        raise KindRefused(f"{kind.name}: this user of Redis has no right to {', '.join(refused)}")
-
-
-def _check_script(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> None:
+def _globals(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> set[str]:
+    """The globals of this server that no list here has. Raises KindRefused if the script cannot run here."""
     known = [*HIDDEN_GLOBALS, *BASIC_GLOBALS, *LIBRARIES]
     for text in (kind.script or "", script.source):
         reply: Any = _COMPILES.run(client, Call([index], [text, *known]))
@@ -214,14 +221,13 @@ def _check_script(kind: KindSettings, script: Script, index: bytes, client: "red
         if problem:
             line = problem.decode(errors="replace").removeprefix(index.decode(errors="replace") + ":")
             raise KindRefused(f"{kind.name}: the script does not compile, line {line}")
-        if unknown:
-            names = ", ".join(sorted(name.decode(errors="replace") for name in unknown))
-            raise KindRefused(f"{kind.name}: this server has globals that a script would see: {names}")
         if not asked and kind.commands is None:
             raise KindRefused(
                 f"{kind.name}: Redis 6.2 cannot be asked for rights, so a kind with a script has to name the commands"
                 ' of its plans there, such as commands = ["HINCRBY"]'
             )
+    # A script reaches no global whose name is no word of Lua.
+    return {name.decode() for name in unknown if re.fullmatch(rb"[A-Za-z_]\w*", name)}
 
 
 def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:

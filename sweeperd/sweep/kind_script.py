@@ -9,7 +9,7 @@ from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_
 from sweeperd.config.templates import ID, Amount, Command, Field, Word, bare, fields_of, parse_word
 from sweeperd.store.scripts import expand
 
-#: The globals of Redis that a user's script must not see. If a server has others, `check` fails.
+#: The globals of Redis that a user's script must not see. What else a server has is found out there.
 HIDDEN_GLOBALS = tuple(
     """
     redis server KEYS ARGV cjson cmsgpack struct bit os io debug package module require coroutine collectgarbage gcinfo
@@ -124,8 +124,10 @@ def _paths(names: Iterable[str]) -> str:
     return f"{{{', '.join(map(lua, names))}}}"
 
 
-def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool) -> str:
-    """`kinds`: all kinds, whose indexes and entries no plan may write."""
+def kind_script(
+    kind: KindSettings, kinds: Sequence[KindSettings], reservations: bool, more_globals: Iterable[str] = ()
+) -> str:
+    """`kinds`: all kinds, whose indexes and entries no plan may write. `more_globals`: others that the server has."""
     body = _script_body(kind) if kind.script is not None else _declared_body(kind)
     lines = [
         "-- @include kind_entry",
@@ -134,7 +136,9 @@ def kind_script(kind: KindSettings, kinds: Sequence[KindSettings], reservations:
         *body,
     ]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
-    return prelude_and_body if kind.script is None else f"{_user_function(kind.script)}\n{prelude_and_body}"
+    return (
+        prelude_and_body if kind.script is None else f"{_user_function(kind.script, more_globals)}\n{prelude_and_body}"
+    )
 
 
 def more_keys(kind: KindSettings) -> dict[str, int]:
@@ -277,7 +281,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield from _end(kind, row)
 
 
-def _user_function(text: str) -> str:
+def _user_function(text: str, more_globals: Iterable[str]) -> str:
     """
     The user's file as the body of a function, where no local of the prelude exists and every global is shadowed. It
     begins in the script's first line, so that errors name the lines of the file.
@@ -286,7 +290,7 @@ def _user_function(text: str) -> str:
     basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
     return (
         f"local user = function(get, json, {', '.join(LIBRARIES)}, decide, plan) "
-        f"local {', '.join(HIDDEN_GLOBALS)}; {basics}"
+        f"local {', '.join([*HIDDEN_GLOBALS, *sorted(more_globals)])}; {basics}"
         f"{text}\nreturn decide, plan\nend"
     )
 

@@ -86,3 +86,4 @@ def _plain_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every script of the package that this process runs is ended where it breaks the rule of plain writes."""
     monkeypatch.setattr(Script, "source", GuardedScript.source, raising=False)
     monkeypatch.setattr(Script, "sha", GuardedScript.sha, raising=False)
+    monkeypatch.setattr(Script, "forget", GuardedScript.forget)

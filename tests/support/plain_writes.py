@@ -135,6 +135,9 @@ class GuardedScript(Script):
     def source(self, text: str) -> None:
         self.__dict__["plain"] = text
 
+    def forget(self) -> None:
+        self.__dict__.pop("plain", None)
+
     @property
     def sha(self) -> str:
         return _sha(self.source)

@@ -165,6 +165,11 @@ def _load(subject: CheckedShard, names: Sequence[str]) -> CheckResult:
             Script(name, text).run(subject.shard.client, Call([index], []))
         except redis.ResponseError as error:
             problems.append(f"{name}: {describe(error)}")
+    if any("scripting engine" in problem for problem in problems):
+        return failure(
+            "this Valkey has no Lua, and all that sweeperd does is in Lua",
+            "load its module (loadmodule in valkey.conf: libvalkeylua.so), or install a Valkey that is built with Lua",
+        )
     if problems:
         return failure("; ".join(problems), "allow this user EVAL and EVALSHA on all keys of the shard")
     return ok(f"{len(names)} load")

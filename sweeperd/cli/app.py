@@ -38,6 +38,7 @@ _COMMANDS = {
     "endpoints": "Manage the endpoints: list, pause, resume, skip, drop, test, attempts, keys.",
     "replay": "Deliver the events of a time span to one endpoint again.",
     "kinds": "Accept the settings of a kind whose entries are held.",
+    "index": "Add existing entries to the index of a kind.",
     "reconcile": "Compare index and budgets with the reservations.",
     "ledger": "Show a budget and its holders.",
     "actions": "List what operators did.",

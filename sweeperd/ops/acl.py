@@ -178,6 +178,9 @@ def _form_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
         yield granted(Duty.OPERATE, entry, "PEXPIRE")
     if kind.entry != "member":
         yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
+        if kind.deadline is None:
+            yield granted(Duty.SWEEP, entry, "PTTL PERSIST")
+            yield granted(Duty.OPERATE, entry, "PERSIST")
     places = {"notes": keys.kind_notes(kind.name), "marks": keys.kind_marks(kind.name)}
     for key in (key for name, key in places.items() if name in more_keys(kind)):
         yield granted(Duty.STATUS, key, "HGET HMGET")

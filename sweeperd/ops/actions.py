@@ -46,6 +46,7 @@ class Action(enum.StrEnum):
     REPAIR = "repair"
     REPAIR_BUDGET = "repair-budget"
     ACCEPT_KIND = "accept-kind"
+    INDEX = "index"
 
 
 class ActionDocument(Document):

@@ -54,8 +54,8 @@ _TOO_MANY_FIELDS = {"TOO_MANY_FIELDS": "the hash has more than 256 fields, and `
 _PROTECTED_TOO_LONG = {"PROTECTED_TOO_LONG": "`unless` has protected the entry for longer than `unless_max`"}
 #: A harmless form of each command, without its key.
 _FORMS = (
-    "HSET f v/HDEL f/HINCRBY f 1/INCRBY 1/SET v/DEL/ZADD 1 m/ZREM m/SADD m/SREM m/LPUSH v/RPUSH v/PEXPIRE 1/PUBLISH m/"
-    "XADD * f v"
+    "HSET f v/HDEL f/HINCRBY f 1/INCRBY 1/SET v/DEL/PERSIST/ZADD 1 m/ZREM m/SADD m/SREM m/LPUSH v/RPUSH v/PEXPIRE 1/"
+    "PUBLISH m/XADD * f v"
 )
 _ARGUMENTS = {name: words for name, *words in map(str.split, _FORMS.split("/"))}
 
@@ -248,6 +248,7 @@ def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -
         planned = [command.name for command in kind.given_back] + (kind.commands or [])
         used = ["ZREM", "ZADD", "HSET", "XADD", "PEXPIRE" if kind.retention_ms else "DEL", *planned]
         used += ["HDEL"] if kind.deadline is None else []
+        used += ["PERSIST"] if kind.deadline is None and kind.key is not None else []
         for name in dict.fromkeys("HSET" if name == "HINCRBY" else name for name in used):
             key = kind.channels[0].encode() if name == "PUBLISH" else index
             connection.send_command(name, key, *_ARGUMENTS[name])

@@ -344,6 +344,8 @@ def _due(kind: KindSettings, row: Row) -> Iterable[str]:
     why = f"entry.not_a_deadline({deadline}, {quoted(kind.deadline or 'the score')})"
     yield f"if not expires_at then\n  return entry.set_aside('INVALID_EXPIRY', {why})\nend"
     yield f"if clock.now <= expires_at then\n  return entry.move({deadline})\nend"
+    if scored and kind.key is not None:
+        yield "local renewal = entry.renewed()\nif renewal then\n  return renewal\nend"
     if grace:
         end = f"expires_at + {grace}"
         reply = f"entry.in_grace({end})" if scored else f"{{'in_grace', {end}}}"

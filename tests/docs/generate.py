@@ -38,6 +38,7 @@ from sweeperd.ops.endpoints import (
 )
 from sweeperd.ops.expired import ExpiredCountDocument
 from sweeperd.ops.quarantine import AdoptDocument, QuarantineChangeDocument, QuarantineDocument
+from sweeperd.ops.reconcile.indexing import IndexDocument
 from sweeperd.ops.reconcile.report import ReconcileDocument, RepairBudgetDocument
 from sweeperd.ops.search import ShowDocument
 from sweeperd.ops.status import KindAcceptDocument
@@ -243,6 +244,7 @@ DOCUMENTS: dict[str, type[Document]] = {
     "endpoints-skip": SkipDocument,
     "endpoints-test": TrialDocument,
     "expired-count": ExpiredCountDocument,
+    "index": IndexDocument,
     "kinds-accept": KindAcceptDocument,
     "ledger-show": LedgerDocument,
     "listen": ListenDocument,

@@ -167,7 +167,14 @@ def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
 
 
 def _short_ttl(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """A warning if hashes of the sample may be removed before their entries expire."""
+    """A warning if keys of the sample may be removed before their entries expire."""
+    limited = sum(entry.ttl_ms >= 0 for entry in entries) if subject.kind.notes else 0
+    if limited:
+        return warning(
+            f"{limited} of {len(entries)} sampled keys have a TTL, which renews an entry when it is due: if no sweep "
+            "runs until it ends, what they hold is lost without an event",
+            "set TTLs that are longer than sweeperd may be down, or renew the index with ZADD instead",
+        )
     suspects = [entry.id for entry in entries if entry.type in ("hash", "string") and entry.ttl_ms >= 0]
     found = [each for each in subject.check(suspects) if each.fault is Fault.SHORT_TTL]
     if not found:

@@ -52,7 +52,7 @@ class Observation(NamedTuple):
     evidence: str = ""
 
 
-def _finding(entry: bytes, reply: Sequence[Any]) -> Finding:
+def finding_of(entry: bytes, reply: Sequence[Any]) -> Finding:
     """The fault in a reply of reconcile_entry.lua."""
     fault, wanted, score = (text.decode() for text in reply[:3])
     return Finding(Fault(fault), entry, score, wanted, ttl_ms=reply[3] if reply[3:] else None)
@@ -134,7 +134,7 @@ class Subject(abc.ABC):
         `mend`.
         """
         rows = self.rows(ids, mend)
-        return [_finding(entry, reply) for entry, reply in rows if reply and reply[0] != HELD]
+        return [finding_of(entry, reply) for entry, reply in rows if reply and reply[0] != HELD]
 
     def rows(self, ids: Sequence[bytes], mend: Mapping[bytes, str]) -> Iterator[tuple[bytes, Sequence[Any]]]:
         """The ids with the replies of the kind's `index_check`."""
@@ -217,7 +217,7 @@ class ConfiguredKind(Subject):
         for entry, reply in self.rows(ids, {}):
             if reply and reply[0] == HELD:
                 yield Observation(entry, HELD, evidence=decode(reply[1]))
-            elif reply and (finding := _finding(entry, reply)).fault is not Fault.ORPHAN:
+            elif reply and (finding := finding_of(entry, reply)).fault is not Fault.ORPHAN:
                 yield _observation(finding)
 
     def entry_call(self, entry: bytes, mend: str = "") -> Call:

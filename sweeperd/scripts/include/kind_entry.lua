@@ -166,6 +166,25 @@ do
     return {'not_due'}
   end
 
+  -- A TTL on a due entry whose deadline is the score is a renewal by a service that calls EXPIRE: the entry is due again
+  -- when the TTL ends, and is made persistent so that it still exists then. Returns nil if there is no TTL.
+  local function renewed()
+    local left = call('PTTL', key)
+    if left < 0 then
+      return nil
+    end
+    local until_text = score_of(clock.now + left)
+    local refusal = lacks('ZREM', index, '') or lacks('ZADD', index, '0', '') or cannot_leave()
+    -- The first write, because 6.2 has no form of it that changes nothing. It needs no memory.
+    local kept = refusal or attempt('PERSIST', key)
+    if type(kept) == 'table' then
+      return kept
+    end
+    leave()
+    call('ZADD', index, until_text, id)
+    return {'not_due'}
+  end
+
   -- Leaves the entry alone until `ends`, ms, but for a note that does not count any more.
   local function in_grace(ends)
     if noted and due_text == score then
@@ -270,7 +289,7 @@ do
 
   entry = {
     open = open, indexed = indexed, score_of = score_of, in_grace = in_grace, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop,
-    drop_unknown = drop_unknown, move = move,
+    drop_unknown = drop_unknown, move = move, renewed = renewed,
     protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
   }
 end

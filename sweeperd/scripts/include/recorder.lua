@@ -95,7 +95,7 @@ local function recorder(server, own, reads)
     end,
   }
   -- A plan checks its writes first, so they meet no error. ZADD follows a ZREM or ZCARD of the same key.
-  for name in string.gmatch('ZADD DEL SET HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
+  for name in string.gmatch('ZADD DEL SET PERSIST HDEL INCRBY SADD SREM LPUSH RPUSH PUBLISH', '%a+') do
     WRITES[name] = WRITES.PEXPIRE
   end
 

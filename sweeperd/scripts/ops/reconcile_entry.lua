@@ -7,8 +7,9 @@
 -- KEYS[5] -> for a configured kind whose entries are not hashes, else '': HASH  id -> reason, or `dismissed` and ms
 --
 -- ARGV[1] -> the id
--- ARGV[2] -> '' to check only; else the fault to repair, as the walk saw it: `<fault>:<score>`, or `<fault>:<deadline>`
---            for an entry without a score. If the fault has changed since, nothing is written
+-- ARGV[2] -> '' to check only; `?` to be told the state of an entry without a fault; else the fault to repair, as the
+--            walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for an entry without a score. If the fault has
+--            changed since, nothing is written
 -- ARGV[3] -> the field of the deadline of a configured kind, 'score' if it is the score; '' for a reservation
 -- ARGV[4] -> how much later than the deadline a score of a configured kind may be, ms
 -- ARGV[5] -> the grace of a reservation without grace_ms, ms
@@ -18,16 +19,19 @@
 -- ARGV[8] -> for a configured kind, how many ms a unit of deadlines is
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 --
--- Returns {} if the entry is correct, else {fault, the right score, the score found or ''}:
+-- Returns {} if the entry is correct, or with `?` {state}: indexed, ended, quarantined, dismissed or gone. Else
+-- {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
 --   lost                a hash without an index entry, neither quarantined nor dismissed; the repair adds the entry and
---                       removes the marks of a quarantine that is gone
+--                       removes the marks of a quarantine that is gone. If the score is the deadline and the key has
+--                       only a TTL, the deadline is the end of the TTL: the reply has no score, the remaining TTL, ms,
+--                       follows it, and the repair makes the key persistent
 --   wrong_score         a score that differs from a reservation's deadline, or is later than a configured kind's
 --                       deadline; the repair sets the score
 --   foreign_quarantine  an ACTIVE reservation set aside by another sweeper; not repaired here
 --   short_ttl           the hash expires before deadline + grace + a day; the repair extends the TTL. The reply has no
 --                       score, and the remaining TTL, ms, follows it. A second fault is reported in its place, and
---                       both are repaired
+--                       both are repaired. Not reported if the score is the deadline: there a TTL is a renewal
 --   held                not a fault: a hash in a state that the settings do not name, of a kind of which no entry was
 --                       seen alive. Why takes the place of the right score, and nothing else is checked
 --
@@ -55,11 +59,16 @@ local function reservation_fault()
   return fault, wanted or row[2], score or '', look.too_short(KEYS[3], row, ARGV[5])
 end
 
+-- What an entry without a fault is, and the score of a lost entry that has a TTL and no other deadline.
+local state, ends = 'indexed', nil
+
 local function kind_fault()
   local score = redis.call('ZSCORE', KEYS[1], ARGV[1])
   if redis.call('EXISTS', KEYS[3]) == 0 then
+    state = 'gone'
     return score and 'orphan', '', score
   elseif ARGV[6] == 'skipped' then
+    state = 'ended'
     return nil
   elseif ARGV[6] == 'held' then
     return 'held', ARGV[7], ''
@@ -87,14 +96,16 @@ local function kind_fault()
   deadline = deadline and deadline * unit or nil
   local wanted = deadline and due or notes and '' or '0'
   if not score then
-    local left = deadline and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
-    local lost = not dismissed and not redis.call('ZSCORE', KEYS[2], ARGV[1])
-    return lost and 'lost', wanted, '', left, deadline, ARGV[5]
+    local left = deadline and not notes and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
+    state = dismissed and 'dismissed' or redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'quarantined'
+    local ttl = notes and not deadline and not state and redis.call('PTTL', KEYS[3]) or -1
+    ends = ttl >= 0 and string.format(unit == 1 and '%.0f' or '%.3f', (clock.now + ttl) / unit)
+    return not state and 'lost', wanted, '', left or ends and ttl, deadline, ARGV[5]
   end
   local at, latest = score * unit, math.max(deadline or 0, clock.now) + ARGV[4]
   -- The score is later than the deadline while the entry waits or is protected.
   local until_ms = deadline and math.max(deadline, math.min(at, latest))
-  local left = until_ms and lifetime.too_short(KEYS[3], until_ms, ARGV[5])
+  local left = until_ms and not notes and lifetime.too_short(KEYS[3], until_ms, ARGV[5])
   return at > latest and 'wrong_score', wanted, score, left, until_ms, ARGV[5]
 end
 
@@ -103,30 +114,32 @@ if not fault and left then
   fault, score = 'short_ttl', ''
 end
 if not fault or fault == 'dismissed' then
-  return {}
+  return ARGV[2] == '?' and {state} or {}
 end
 if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine'
-  and fault ~= 'held' and (fault == 'orphan' or wanted ~= '') then
-  local in_index, rest = fault ~= 'short_ttl', left and lifetime.enough(deadline, grace)
+  and fault ~= 'held' and (fault == 'orphan' or wanted ~= '' or ends) then
+  local in_index, rest = fault ~= 'short_ttl', left and not ends and lifetime.enough(deadline, grace)
   local refused = in_index and no_right('ZREM', KEYS[1])
     or in_index and fault ~= 'orphan' and no_right('ZADD', KEYS[1])
-    or fault == 'lost' and no_right('HDEL', marks or KEYS[3]) or left and no_right('PEXPIRE', KEYS[3])
-  if refused then
+    or fault == 'lost' and no_right('HDEL', marks or KEYS[3]) or left and not ends and no_right('PEXPIRE', KEYS[3])
+    -- The first write, because 6.2 has no form of it that changes nothing.
+    or ends and redis.pcall('PERSIST', KEYS[3])
+  if type(refused) == 'table' then
     return refused
   end
   if in_index then
     redis.call('ZREM', KEYS[1], ARGV[1])
   end
   if in_index and fault ~= 'orphan' then
-    redis.call('ZADD', KEYS[1], wanted, ARGV[1])
+    redis.call('ZADD', KEYS[1], ends or wanted, ARGV[1])
   end
   if fault == 'lost' and marks then
     redis.call('HDEL', marks, ARGV[1])
   elseif fault == 'lost' then
     redis.call('HDEL', KEYS[3], 'quarantined_at', 'quarantine_reason', 'quarantine_detail')
   end
-  if left then
+  if rest then
     redis.call('PEXPIRE', KEYS[3], rest)
   end
 end
-return {fault, wanted, score, fault == 'short_ttl' and left or nil}
+return {fault, wanted, score, (fault == 'short_ttl' or ends) and left or nil}

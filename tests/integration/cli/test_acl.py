@@ -165,6 +165,7 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
             ["reconcile"],
             ["reconcile", "--kind", "seat-hold"],
             ["reconcile", "--kind", "session", "--repair", "--yes"],
+            ["index", "--kind", "session", "--yes"],
             ["endpoints", "list"],
             ["endpoints", "pause", "billing", "--yes"],
             ["endpoints", "resume", "billing", "--yes"],

@@ -149,6 +149,9 @@ do
   -- Sets the score in the index, and the deadline in the hash if the field is given. waits: whether the entry keeps its
   -- deadline.
   local function move(score_text, field, waits)
+    if score_text == score and not noted and not since then
+      return {'not_due'} -- the service itself has set this score
+    end
     local note = waits and due_text
     local refusal = lacks('ZADD', index, '0', '') or field and lacks('HSET', key, 'f', 'v') or cannot_leave()
       or note and lacks('HSET', notes, 'f', 'v')

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.documents import ROOT, anchors, cited_tests, documents, guides, links, name
+from tests.support.documents import DOCS, ROOT, anchors, cited_tests, documents, guides, links, name, prose
 
 DOCUMENTS = pytest.mark.parametrize("document", documents(), ids=name)
 
@@ -63,6 +63,12 @@ def test_a_page_says_whom_it_serves_and_what_to_read_next(page: Path) -> None:
     assert not empty
     assert re.fullmatch(r"\*For .+\.\*", first)
     assert re.fullmatch(r"Next: \[[^]]+\]\([^)]+\)\.", last)
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=name)
+def test_a_how_to_is_short(page: Path) -> None:
+    """Moving over a Cycles installation is one task of many steps."""
+    assert len(prose(page).split()) <= (750 if page.name == "cycles.md" else 400)
 
 
 def test_the_readme_is_short() -> None:

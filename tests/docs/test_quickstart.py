@@ -95,7 +95,6 @@ def test_shell_completion(shell: str) -> None:
 def test_the_use_case_of_the_readme_works_word_for_word(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## From settings to a webhook")[2]
     settings = code(ROOT / "README.md", "From settings to a webhook")
-    (tmp_path / "examples").symlink_to(ROOT / "examples")
     own = (
         "```sh\nredis-server --port 6379 --save '' --daemonize yes\nuntil redis-cli PING; do sleep 0.1; done\n"
         f"cat > config.toml <<'END'\n{settings}END\n```\n"

@@ -16,7 +16,8 @@ from tests.support.servers import free_port
 
 #: A block of commands, and what it prints, if the document says so. `not typed` gives the reason why no test types it.
 _STEP = re.compile(
-    r"^(<!-- not typed: .+ -->\n)?```(?:sh|console)\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL
+    r"^(<!-- not typed: .+ -->\n)? *```(?:sh|console)\n(.*?)^ *```\n(?:\n *```text\n(.*?)^ *```)?",
+    re.MULTILINE | re.DOTALL,
 )
 _BORDER = "---- the next step"
 #: The port of Redis, of the receiver, and of the daemon, as documents name them.

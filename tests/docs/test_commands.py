@@ -18,6 +18,7 @@ TYPED = {
     "README.md": "tests/docs/test_quickstart.py::test_the_use_case_of_the_readme_works_word_for_word",
     "docs/tutorial/first-kind.md": "tests/docs/test_tutorial.py::test_the_tutorial_works_word_for_word",
     "docs/how-to/waiting-list.md": "tests/docs/test_kinds_walk.py::test_the_waiting_list_works_word_for_word",
+    "docs/how-to/cart-lines.md": ("tests/docs/test_kinds_walk.py::test_the_cart_of_several_lines_works_word_for_word"),
     "docs/how-to/cron.md": "tests/docs/test_quickstart.py::test_the_cron_line_works_in_cron_s_environment",
     "docs/runbook.md": "tests/deploy/test_runbook.py::test_the_commands_exist_with_their_options",
 }

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_the_waiting_list_works_word_for_word(server: Server, client: redis.Redi
     assert client.hget("shows:hamlet", "free") == b"0"
     ((_, event),) = entries(client, "sweeperd:events")
     assert (event[b"type"], event[b"data.customer"]) == (b"offer.expired", b"ada")
+
+
+@pytest.mark.slow
+def test_the_cart_of_several_lines_works_word_for_word(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    page = (DOCS / "how-to" / "cart-lines.md").read_text(encoding="utf-8")
+    (settings,) = re.findall(r"^   ```toml\n(.*?)^   ```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "config.toml").write_text(textwrap.dedent(settings))
+    proof, swept = typed(page, tmp_path, redis_port=server.port)
+    assert "FAILED" not in proof
+    assert swept.split()[-4:] == ["10", "0", "5", "0"]
 
 
 def test_the_script_and_the_samples_of_the_document_work(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ class Lab:
             client.set(key, _bytes_of(json_text(sample.hash, self.settings.each)))
         elif self.kind.form == "hash":
             client.delete(key)
-            client.hset(key, mapping=sample.hash)
+            if sample.hash:  # Redis has no empty hash
+                client.hset(key, mapping=sample.hash)
         client.zadd(self.kind.index, {entry: self.score(sample.due)})
 
     def remove(self, sample: Sample) -> None:

@@ -252,6 +252,11 @@ def test_a_full_redis_is_said_first(browser: Browser) -> None:
     with opened(browser, ["hook"], changed(memory=full, deferred=1200, kinds=(kind,))) as page:
         for said in ("memory: 134 % of 100 MiB", "700 wait for memory", "1,200 expiries wait", "sweeperd check"):
             page.shows(said)
+        said, bad = (
+            page.run(f"getComputedStyle(document.querySelector('{where}')).color")
+            for where in (".swept span:last-child", ".trouble")
+        )
+        assert said == bad
         assert answers(page)[0] == "No"
         assert overflowing(page) == []
 

@@ -23,12 +23,13 @@
     return parts.filter(([count], number) => count || number === 0).map(([count, text]) => `${counted.format(count)} ${text}`).join(", ");
   }
 
-  // How full Redis is.
+  // How full Redis is, and the level.
   function memoryLine(memory) {
-    if (memory === null) return "";
+    if (memory === null) return ["", ""];
     const mib = (bytes) => `${counted.format(Math.round(bytes / 2 ** 20))} MiB`;
-    const share = () => `${Math.floor((100 * memory.used_bytes) / memory.limit_bytes)} % of ${mib(memory.limit_bytes)}`;
-    return `memory: ${memory.limit_bytes === null ? mib(memory.used_bytes) : share()}`;
+    if (memory.limit_bytes === null) return [`memory: ${mib(memory.used_bytes)}`, ""];
+    const percent = Math.floor((100 * memory.used_bytes) / memory.limit_bytes);
+    return [`memory: ${percent} % of ${mib(memory.limit_bytes)}`, percent >= 100 ? "bad" : percent >= 85 ? "watch" : ""];
   }
 
   // ---- elements
@@ -465,7 +466,9 @@
     constructor() {
       this.name = element("span");
       this.address = element("small");
-      this.swept = element("p", "swept");
+      this.letters = element("span");
+      this.memory = element("span");
+      this.swept = element("p", "swept", this.letters, this.memory);
       this.trouble = element("p", "trouble");
       const heads = ["Endpoint", "State", "Waiting", "Oldest", "A second", "Dead letters", ""].map((text, number) =>
         element("th", number > 1 && number < 6 ? "number" : "", text));
@@ -495,13 +498,14 @@
       say(this.address, shard.address);
       dress(this.root, shard.stale ? "shard stale" : "shard");
       this.showTrouble(shard);
-      const parts = [this.warnings.parent, this.kinds.parent, this.reasons.parent, this.below, this.running];
+      const parts = [this.swept, this.warnings.parent, this.kinds.parent, this.reasons.parent, this.below, this.running];
       for (const part of parts) part.hidden = status === null;
-      if (status === null) {
-        say(this.swept, "");
-        return;
-      }
-      say(this.swept, [status.dead_letters ? plural(status.dead_letters, "dead letter", "dead letters") : "", memoryLine(status.memory)].filter(Boolean).join(" · "));
+      if (status === null) return;
+      const [memory, level] = memoryLine(status.memory);
+      const letters = status.dead_letters ? plural(status.dead_letters, "dead letter", "dead letters") : "";
+      say(this.letters, letters && memory ? `${letters} · ` : letters);
+      say(this.memory, memory);
+      dress(this.memory, level);
       const ago = history.seconds_ago;
       const down = history.unread;
       const { now } = status;

@@ -18,7 +18,7 @@ from sweeperd.config import Settings
 from sweeperd.kit.judge import Failure
 from sweeperd.kit.live import LiveSamples, live_samples
 from sweeperd.kit.prove import prove
-from sweeperd.kit.samples import ANY, DEADLINE, Content, sample_of
+from sweeperd.kit.samples import ANY, DEADLINE, Content, derived_samples, sample_of
 from sweeperd.ops.acl import acl_users
 from sweeperd.store import Shard
 from sweeperd.sweep import kinds_of
@@ -110,6 +110,13 @@ def test_a_misspelt_word_fails(shard: Shard, client: redis.Redis, word: str, dea
     failure = first(settings_of(kind), taken(shard, settings_of(kind)))
     assert failure is not None
     assert says in failure.problem
+
+
+def test_an_entry_may_lose_its_last_field() -> None:
+    states = {"active": {"state": "HELD"}, "ended": {"state": "OVER"}}
+    settings = settings_of({"name": "lock", "index": "locks", "key": "lock:{id}", **states})
+    (kind,) = settings.kinds
+    assert [proof for proof in prove(settings, kind, derived_samples(kind)) if proof.failure] == []
 
 
 def test_what_has_ended_or_is_no_text_is_left_out(shard: Shard, seats: redis.Redis) -> None:

@@ -366,6 +366,7 @@ class Reader:
         if self._corrected((micros_of(moment) or 0) / 1e6, asked_at):
             self._refresh()
             return
+        self._ahead.news()
         last = b"" if stream is None else stream["last-generated-id"]
         by_name = {row["name"]: row for row in groups or ()}
         for lane, change, closed_at in zip(lanes, changes, closed[0] if closed else (), strict=True):

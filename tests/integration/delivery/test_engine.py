@@ -29,7 +29,9 @@ class Running:
         webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "2s"} | how.pop("webhooks", {})
         settings = Settings.model_validate({"webhooks": webhooks})
         concurrency = how.pop("concurrency", 16)
-        context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=Timing(**how))
+        idle = how.pop("until_idle", False)
+        timing = Timing(**how)
+        context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=timing, until_idle=idle)
         self.dispatcher = Dispatcher(context)
 
 
@@ -315,3 +317,23 @@ def test_what_is_due_again_does_not_wait_for_the_next_look(shard: Shard, client:
             made.dispatcher._engine._reader._refresh_every = 3600.0
             expire(client, "one")
             receiver.wait_for(lambda requests: len(requests) == 4)
+
+
+def test_a_run_until_idle_reads_what_came_after_the_page(shard: Shard, client: redis.Redis) -> None:
+    """No watcher tells of these, and the page that the lanes with a filter share ends before them."""
+    late = iter(["second", "third"])
+
+    def behaviour(*_: object) -> Answer:
+        expire(client, *[name for name in [next(late, "")] if name])
+        return Answer()
+
+    with Receiver(behaviour) as receiver:
+        wanted: dict[str, Any] = {"url": receiver.url, "start": "beginning"}
+        filtered = [wanted | {"name": name, "tenants": [name]} for name in ("acme", "globex")]
+        expire(client, *map(str, range(20)), tenant="another")
+        expire(client, "first")
+        made = Running(shard, filtered, Metrics(), until_idle=True)
+        made.dispatcher.prepare()
+        made.dispatcher.start()
+        assert made.dispatcher.join(time.monotonic() + 30)
+    assert made.dispatcher.report() == (3, 0, 0)

@@ -310,9 +310,10 @@ class Outbox:
         group was moved. It is not if another living process has another filter, or if the group was not at `first`;
         then also returns the event that was read instead, if any.
         """
+        version = self.filters.known.version  # before the filters: another thread may learn of a change meanwhile
         if self.filters.others(subscription.endpoint):
             return False, []
-        args: list[bytes | str | int] = [subscription.group, self.consumer, self.filters.known.version, first, last]
+        args: list[bytes | str | int] = [subscription.group, self.consumer, version, first, last]
         (reply,) = yield from run_scripts(self._pass_unwanted, [Call([self._key, self._shard.keys.filters], args)])
         if isinstance(reply, int):
             if reply < 0:

@@ -447,3 +447,23 @@ def test_a_group_passes_nothing_that_another_process_may_want(
         assert us.outbox.pass_unwanted(us.subscription, first, last) == (False, [])
     assert pending(client) == {}
     assert [entry.id for entry in us.outbox.read("hook", 9)] == [first, last]
+
+
+def test_a_filter_that_another_thread_learns_of_meanwhile_counts(
+    process: Callable[..., Process], client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sweep's thread notes the filters too."""
+    us, them = process("us", "acme"), process("them", "other")
+    us.note()
+    event: Any = client.xadd(EVENTS, {"tenant": "other"})
+    others = us.filters.others
+
+    def during(endpoint: str) -> Any:
+        found = others(endpoint)
+        them.note()
+        us.note()
+        return found
+
+    monkeypatch.setattr(us.filters, "others", during)
+    assert us.outbox.pass_unwanted(us.subscription, event, event) == (False, [])
+    assert [entry.id for entry in them.outbox.read("hook", 9)] == [event]

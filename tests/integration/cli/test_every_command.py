@@ -46,6 +46,7 @@ LINES = [
     ["dead-letters", "replay", "--all", "--yes"],
     ["dead-letters", "drop", "--all", "--yes"],
     ["kinds", "accept", "seat-hold", "--yes"],
+    ["index", "--kind", "seat-hold", "--yes"],
     ["endpoints", "pause", "billing", "--yes"],
     ["endpoints", "resume", "billing", "--yes"],
     ["endpoints", "skip", "billing", "evt_1", "--yes"],

@@ -127,6 +127,9 @@ def test_what_no_process_does_is_named(role: Role, duty: str, question: str, ser
 def test_a_silent_process_is_exported_until_it_comes_back(server: Server, client: redis.Redis) -> None:
     note = {"process": "host-2", "at": server_time(client) - 60_000, "sweeps": True, "delivers": False}
     client.hset("sweeperd:processes", "host-2-0123abcd", json.dumps(note))
+    # The daemon replaces the one that was heard of last.
+    gone = note | {"process": "host-3", "at": server_time(client) - 50_000}
+    client.hset("sweeperd:processes", "host-3-0123abcd", json.dumps(gone))
     with Receiver() as receiver, running(server, Role.ALL, receiver.url) as daemon:
 
         def silent() -> float:

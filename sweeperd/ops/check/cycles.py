@@ -21,7 +21,7 @@ from sweeperd.ops.check.rights import refused
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.outbox.cycles_subscription import SYSTEM, parse
 from sweeperd.store.lease import CYCLES_TOKEN
-from sweeperd.store.scripts import Command, run_commands
+from sweeperd.store.scripts import Command, accepted, run_commands
 from sweeperd.text import decode
 
 #: Up to how many subscriptions and tenants are read, so that a check takes a moment.
@@ -93,7 +93,7 @@ def dispatcher(subject: CheckedShard) -> CheckResult:
     if missing := _no_looks(subject):
         return ok(f"unknown: this user may not run {missing}")
     for _ in range(LOOKS):
-        holder, rest, *counts = run_commands(client, [*looks, *lengths])
+        holder, rest, *counts = accepted(run_commands(client, [*looks, *lengths]))
         if isinstance(holder, bytes):
             break
         time.sleep(UNLOCKED_SECONDS)
@@ -140,12 +140,13 @@ def webhook_rules(subject: CheckedShard) -> CheckResult:
         return warning(says, "correct the rules through the admin API of Cycles")
     found = []
     for name, record in _subscriptions(subject)[0]:
+        subscription = None
         with contextlib.suppress(ValueError):
             subscription = parse(record) if isinstance(record, bytes) else None
-            if subscription is None or subscription.status != "ACTIVE":
-                continue
-            if refusal := _refusal(subscription.url or "", blocked, patterns, http=http):
-                found.append(f"{name} ({refusal})")
+        if subscription is None or subscription.status != "ACTIVE":
+            continue
+        if refusal := _refusal(subscription.url or "", blocked, patterns, http=http):
+            found.append(f"{name} ({refusal})")
     if found:
         return warning(
             f"the dispatcher will block the URLs of {len(found)}: {_named(found, ', ')}",
@@ -162,7 +163,10 @@ def _refusal(
     url: str, blocked: Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network], patterns: Sequence[str], *, http: bool
 ) -> str:
     """Why the dispatcher refuses the URL; empty if it does not."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "not a URL"
     if parts.scheme not in ("https", "http") or (parts.scheme == "http" and not http):
         return "not HTTPS"
     if not parts.hostname:

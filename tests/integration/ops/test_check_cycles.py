@@ -73,6 +73,11 @@ def test_the_dispatcher_and_its_lock(shard: Shard, client: redis.Redis) -> None:
     client.delete("dispatch:ordering:lock")
     client.lpush("dispatch:failed", "{}")
     assert found(shard)["cycles dispatcher"].level is WARNING
+    for key in ("dispatch:failed", "dispatch:pending", "dispatch:ordering:lock"):
+        client.flushdb()
+        client.hset(key, "not", "of this type")
+        finding = found(shard)["cycles dispatcher"]
+        assert (finding.level, finding.says[:9]) == (FAILURE, "WRONGTYPE")
 
 
 def test_urls_that_the_dispatcher_will_block(
@@ -89,6 +94,7 @@ def test_urls_that_the_dispatcher_will_block(
         "own": "https://203.0.113.9/a",
         "ftp": "ftp://hooks.example.com/a",
         "none": "",
+        "broken": "https://[hooks.example.com/a",
     }
     for name, url in urls.items():
         record = {"subscription_id": name, "status": "ACTIVE", "url": url}
@@ -103,7 +109,7 @@ def test_urls_that_the_dispatcher_will_block(
         assert finding.level is WARNING
         return set(re.findall(r"[:,] ([\w-]+) \(", finding.says))
 
-    always = {"private", "mapped", "local", "ftp", "none"}
+    always = {"private", "mapped", "local", "ftp", "none", "broken"}
     assert blocked() == always | {"plain"}
     assert blocked(allow_http=True, blocked_cidr_ranges=["203.0.113.0/24"], more=1) == always | {"own"}
     assert blocked(allow_http=True, allowed_url_patterns=["https://*.example.com/*"]) == always | {"plain", "own"}

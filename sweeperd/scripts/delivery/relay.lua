@@ -41,7 +41,8 @@
 --   `admit`             how many may be pending
 --
 -- Of n takings in a time, all but the last are finished, and at most one more is under way. That bounds the rate from
--- below and, while the list was never empty, from above; `admit` is kept within. It is doubled at most, and then the
+-- below and, while the list was never empty, from above; `admit` is kept within. It grows when the list was found empty
+-- or ARGV[8] is over, because receivers differ, and a quick moment says little. It is doubled at most, and then the
 -- count begins anew, because many idle dispatchers take many deliveries at once, and may still be slow.
 --
 -- The limit applies only while the dispatcher is alive: the right end has changed within STILL, or the lock is held and
@@ -103,7 +104,7 @@ if limit > 0 then
       count, emptied, marks = taken + behind, true, true
     end
     local least, most = math.floor((count - 1) * wait / elapsed), math.floor((count + 1) * wait / elapsed)
-    local grows = least > admit
+    local grows = least > admit and (emptied or elapsed >= wait)
     if grows then
       admit = math.min(2 * admit, least)
     elseif not emptied and most < admit then

@@ -1,13 +1,15 @@
 """The brake of the relay: room for the deliveries of others in the list of the dispatcher of Cycles."""
 
 import math
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import redis
 
 from sweeperd.config import CyclesSettings
+from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.relay import CyclesRecords
 from sweeperd.outbox import OutboxEntry
 from sweeperd.store import Shard
@@ -31,7 +33,9 @@ class Moments(Clock):
 
 
 @pytest.fixture
-def clock(shard: Shard) -> Iterator[Moments]:
+def clock(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moments]:
+    """Calls keep their first size, whatever time Redis takes for them."""
+    monkeypatch.setattr(relay_module, "STEP", 1.0)
     before, shard.clock = shard.clock, Moments()
     yield shard.clock
     shard.clock = before
@@ -183,8 +187,8 @@ def test_without_a_limit_nothing_waits_and_nothing_is_noted(shard: Shard, client
 class Dispatchers:
     """As `count` dispatchers of Cycles, each of which needs `takes` ms for a delivery."""
 
-    def __init__(self, client: redis.Redis, takes: float, count: int = 1) -> None:
-        self._client, self._takes = client, takes
+    def __init__(self, client: redis.Redis, takes: float | Callable[[], float], count: int = 1) -> None:
+        self._client, self._takes = client, takes if callable(takes) else lambda: takes
         self._free_at = [float(NOW)] * count
         #: When each delivery was taken.
         self.taken: dict[bytes, float] = {}
@@ -200,7 +204,7 @@ class Dispatchers:
                 self._free_at = [max(at, now) if each <= now else each for each in self._free_at]
                 return
             self.taken[taken] = at
-            self._free_at[self._free_at.index(at)] = at + self._takes
+            self._free_at[self._free_at.index(at)] = at + self._takes()
 
 
 class World:
@@ -256,6 +260,15 @@ def test_another_tenants_delivery_waits_twenty_seconds_at_most(
     assert max(world.waits) <= max(20, 2 / rate)
     assert len(world.dispatchers.taken) >= 0.9 * min(1000, rate * count * (seconds - 3))
     assert client.hget(NOTES, "last")
+
+
+def test_deliveries_of_different_lengths(shard: Shard, client: redis.Redis, clock: Moments) -> None:
+    """A moment in which the dispatcher is quick does not admit what it cannot keep up with."""
+    chance = random.Random(0)
+    world = World(shard, clock, Dispatchers(client, lambda: chance.expovariate(1 / 100)))
+    world.go(120)
+    assert max(world.waits) <= 20
+    assert len(world.dispatchers.taken) > 1000
 
 
 def test_a_fast_dispatcher_soon_gets_as_many_as_the_limit(shard: Shard, client: redis.Redis, clock: Moments) -> None:

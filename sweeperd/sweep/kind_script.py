@@ -99,7 +99,7 @@ class Row:
             yield f"local row, document = read_string(KEYS[1], {_paths(self.fields)})"
             yield "if not row then\n  return document\nend"
         else:
-            fields = ", ".join(quoted(bare(name)) for name in self.fields)
+            fields = ", ".join(quoted(bare(name)) for name in self.fields or [""])  # HMGET takes at least one
             yield f"local row, reply = entry.read({fields})\nif not row then\n  return reply\nend"
             first = f"not {self[self.fields[0]]}" if self.fields else "true"
             yield f"if {first} and redis.call('EXISTS', KEYS[1]) == 0 then"

@@ -26,6 +26,7 @@ MEANINGS = {
     "dismissed": "dismissed from the quarantine",
     "no_deadline": "living, but without a TTL: nothing says when they end",
     "wrong_deadline": "living, but their deadline is not a time in the unit of the kind",
+    "malformed": "not of the form that the settings name: a sweep would quarantine them",
     "unknown": "in a state that the settings do not name",
 }
 
@@ -37,7 +38,7 @@ class IndexedShardDocument(Document):
     kind: str
     counts: dict[str, Count] = Field(
         description="Outcome to number: to_index, indexed, ended, quarantined, dismissed, no_deadline, wrong_deadline, "
-        "unknown."
+        "malformed, unknown."
     )
     ids: dict[str, list[Text]] = Field(description="The first ten ids of each outcome.")
     overdue: Count = Field(description="How many of `to_index` expire with the next sweep.")

@@ -19,7 +19,8 @@
 -- ARGV[8] -> for a configured kind, how many ms a unit of deadlines is
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 --
--- Returns {} if the entry is correct, or with `?` {state}: indexed, ended, quarantined, dismissed or gone. Else
+-- Returns {} if the entry is correct, or with `?` {state}: indexed, ended, quarantined, dismissed, gone, wrong_deadline
+-- (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL is kept). Else
 -- {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
 --   lost                a hash without an index entry, neither quarantined nor dismissed; the repair adds the entry and
@@ -73,12 +74,14 @@ local function kind_fault()
   elseif ARGV[6] == 'held' then
     return 'held', ARGV[7], ''
   end
+  local aside = not score and redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'quarantined'
   local due, dismissed
   if marks then
     due, dismissed = ARGV[9], string.find(redis.call('HGET', marks, ARGV[1]) or '', '^dismissed')
   else
     local row = redis.pcall('HMGET', KEYS[3], ARGV[3], 'dismissed_at')
     if row.err then
+      state = score and state or aside or 'malformed'
       return nil
     end
     due, dismissed = row[1], row[2]
@@ -87,6 +90,7 @@ local function kind_fault()
     local noted, set = string.match(redis.call('HGET', notes, ARGV[1]) or '', '^(%S+) (%S*)$')
     due = (not score or tonumber(set) == tonumber(score)) and noted or score or ''
   elseif not due then
+    state = score and state or dismissed and 'dismissed' or aside or 'wrong_deadline'
     return nil
   end
   -- A malformed deadline gets score 0, as for a reservation, so that the next sweep quarantines the entry. Without a
@@ -97,7 +101,8 @@ local function kind_fault()
   local wanted = deadline and due or notes and '' or '0'
   if not score then
     local left = deadline and not notes and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
-    state = dismissed and 'dismissed' or redis.call('ZSCORE', KEYS[2], ARGV[1]) and 'quarantined'
+    state = dismissed and 'dismissed' or aside
+      or notes and not deadline and ARGV[6] == 'quarantined' and 'malformed'
     local ttl = notes and not deadline and not state and redis.call('PTTL', KEYS[3]) or -1
     ends = ttl >= 0 and string.format(unit == 1 and '%.0f' or '%.3f', (clock.now + ttl) / unit)
     return not state and 'lost', wanted, '', left or ends and ttl, deadline, ARGV[5]

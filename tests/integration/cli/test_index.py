@@ -71,11 +71,15 @@ def test_each_outcome_is_counted_and_only_living_entries_are_added(configured: M
     client.hset("seats:hold:seconds", "expires_at", 1_700_000_000)
     client.zrem("sweeperd:quarantine:seat-hold", "seconds")
     client.zrem("seats:ttl", "due", "open", "sold", "seconds")
+    client.hset("seats:hold:undated", "state", "HELD")
+    client.set("seats:hold:text", "not a hash")
 
     before = {key: client.dump(key) for key in client.scan_iter()}
     found = indexed(kinds, "--kind", "seat-hold", "--dry-run")
     assert {key: client.dump(key) for key in client.scan_iter()} == before
-    assert found["counts"] == {"to_index": 2, "indexed": 1, "ended": 1, "quarantined": 1, "wrong_deadline": 1}
+    assert found["counts"] == {
+        "to_index": 2, "indexed": 1, "ended": 1, "quarantined": 1, "wrong_deadline": 2, "malformed": 1,
+    }  # fmt: skip
     assert sorted(found["ids"]["to_index"]) == ["due", "open"]  # type: ignore[index]
     assert (found["overdue"], found["added"]) == (1, 0)
 
@@ -109,9 +113,11 @@ def test_a_ttl_becomes_the_deadline_and_later_a_renewal(configured: Make, client
             client.set(f"session:{entry}", json.dumps({"user": entry}))
     client.pexpire("session:a", 3_600_000)
     client.pexpire("session:b", 3_600_000)
+    client.set("session:lock", "token", px=3_600_000)
     found = indexed(kinds, "--kind", "session", "--yes")
-    assert found["counts"] == {"to_index": 2, "no_deadline": 1}
+    assert found["counts"] == {"to_index": 2, "no_deadline": 1, "malformed": 1}
     assert found["added"] == 2
+    assert client.pttl("session:lock") > 0, "what is not an entry keeps its TTL"
     assert client.pttl("session:a") == client.pttl("session:b") == -1
     score = client.zscore("sessions:ttl", "a")
     assert score == pytest.approx(server_time(client) + 3_600_000, abs=60_000)
@@ -130,6 +136,7 @@ def test_a_ttl_becomes_the_deadline_and_later_a_renewal(configured: Make, client
     assert kinds.run("reconcile", "--kind", "session", "--repair", "--yes").code == 0
     assert client.zscore("sessions:ttl", "c")
     assert client.pttl("session:c") == -1
+    assert client.pttl("session:lock") > 0
 
 
 def test_a_user_without_the_right_changes_nothing(configured: Make, server: Server, client: redis.Redis) -> None:

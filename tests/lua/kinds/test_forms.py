@@ -76,6 +76,13 @@ def test_the_score_is_the_deadline(client: Any, unit: str, text: bytes) -> None:
     assert (run(lab).outcome, client.xlen(lab.keys.events)) == ("not_found", 2), "the same call once more"
 
 
+def test_a_kind_may_name_no_field(client: Any) -> None:
+    kind = {key: SCORED[key] for key in ("name", "index", "key")} | {"retention": "0s"}
+    lab, _ = loaded(client, kind)
+    assert run(lab).outcome == "expired"
+    assert run(lab).outcome == "not_found"
+
+
 @pytest.mark.every_redis
 @pytest.mark.parametrize("unit", ["ms", "s"])
 def test_a_score_that_stands_for_a_deadline_has_a_note(client: Any, unit: str) -> None:

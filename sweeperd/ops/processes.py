@@ -107,8 +107,12 @@ def read_processes(shard: Shard, now: int) -> Processes:
 
 
 def _replaced(known: Sequence[ProcessDocument]) -> set[str]:
-    """The silent daemons that another one, with all of their duties, has replaced since: each replaces one."""
-    found, new = set[str](), [each for each in known if not each.silent and each.since is not None]
+    """
+    The silent daemons that another one, with all of their duties, has replaced since: each replaces one, even if it
+    died later. The last one that died comes first, and the one with the fewest duties replaces it.
+    """
+    found = set[str]()
+    new = sorted(known, key=lambda each: (each.sweeps + each.delivers, each.since or 0))
     for dead in sorted((each for each in known if each.silent), key=lambda each: -each.heartbeat_at):
         for each in new:
             able = each.sweeps >= dead.sweeps and each.delivers >= dead.delivers

@@ -113,8 +113,9 @@ def test_a_silent_daemon_is_named_until_its_note_is_removed(shard: Shard) -> Non
 def test_each_new_daemon_replaces_a_silent_one_with_its_duties(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
 
+    died = {"sweeps": True, "delivers": False, "at": now - 60_000, "since": now - 3_600_000}
+
     def silent(**new: dict[str, Any]) -> list[str]:
-        died = {"sweeps": True, "delivers": False, "at": now - 60_000, "since": now - 3_600_000}
         notes = {"first": died | {"at": now - 90_000}, "second": died} | new
         client.delete(KEY)
         for name, note in notes.items():
@@ -127,6 +128,12 @@ def test_each_new_daemon_replaces_a_silent_one_with_its_duties(shard: Shard, cli
     assert silent(new=living) == ["first"]
     assert silent(new=living | {"since": now - 70_000}) == ["second"], "it started before the second fell silent"
     assert silent(new=living, newer=living) == []
+    assert silent(second=died | {"since": now - 85_000}, new=living) == [], (
+        "the second replaced the first, and died too"
+    )
+    assert (
+        silent(first=died | {"delivers": True, "at": now - 90_000}, any=living, new=living | {"delivers": False}) == []
+    )
 
 
 def test_a_daemon_that_died_counts_for_nothing(shard: Shard, client: redis.Redis) -> None:

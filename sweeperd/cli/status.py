@@ -89,7 +89,7 @@ def command(
 
     Words of --fail-if: overdue and undelivered (a duration is the age of the oldest, a number how many), unswept (the
     time since the last sweep), quarantined, dead-letters, silent (processes), memory (a share of maxmemory). A value
-    that this user may not read is above each limit.
+    that is not known is above each limit.
 
     Exit codes: 0 done; 1 a shard is unreachable; 4 a limit of --fail-if is passed.
     """

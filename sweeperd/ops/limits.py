@@ -38,11 +38,13 @@ def _endpoints(status: ShardStatus) -> Iterator[EndpointDocument]:
 
 
 def _undelivered_seconds(status: ShardStatus) -> Iterator[_Value]:
-    return ((endpoint.endpoint, endpoint.oldest_pending_seconds) for endpoint in _endpoints(status))
+    ages = ((each.endpoint, each.pending, each.oldest_pending_seconds) for each in _endpoints(status))
+    return ((name, math.inf if pending is None else age) for name, pending, age in ages)
 
 
 def _undelivered(status: ShardStatus) -> Iterator[_Value]:
-    return ((endpoint.endpoint, endpoint.pending or 0) for endpoint in _endpoints(status))
+    pending = ((each.endpoint, each.pending) for each in _endpoints(status))
+    return ((name, math.inf if count is None else count) for name, count in pending)
 
 
 def _dead_letters(status: ShardStatus) -> Iterator[_Value]:

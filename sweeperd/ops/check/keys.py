@@ -97,7 +97,7 @@ def filters(subject: CheckedShard) -> CheckResult:
 
 def presence(subject: CheckedShard) -> CheckResult:
     if is_empty(subject.shard, subject.settings):
-        return warning(WARNING, "compare redis.url and keys.prefix with those of the service that writes reservations")
+        return warning(WARNING, "compare redis.url and keys.prefix with those of the service that writes the entries")
     return ok("there are reservations, budgets, index entries or events")
 
 

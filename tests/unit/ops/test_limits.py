@@ -25,7 +25,9 @@ WAITS = endpoint_status("hook", pending=5000, oldest_pending_seconds=301.0)
         ("unswept > 1m", {"tick": None}, {}),
         ("quarantined > 0", {"quarantined": 1}, {}),
         ("undelivered > 5m", {"endpoints": (WAITS,)}, {"endpoints": (endpoint_status("hook", pending=0),)}),
-        ("undelivered > 4999", {"endpoints": (WAITS,)}, {"endpoints": (endpoint_status("hook"),)}),
+        ("undelivered > 4999", {"endpoints": (WAITS,)}, {"endpoints": (endpoint_status("hook", pending=4999),)}),
+        ("undelivered > 5m", {"endpoints": (endpoint_status("hook", pending=None),)}, {}),
+        ("undelivered > 0", {"endpoints": (endpoint_status("hook", pending=None),)}, {}),
         (
             "undelivered > 5m",
             {"endpoints": (WAITS.model_copy(update={"state": "paused"}),)},

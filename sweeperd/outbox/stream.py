@@ -307,8 +307,8 @@ class Outbox:
     ) -> Operation[tuple[bool, list[OutboxEntry]]]:
         """
         Move the group past the events from `first` to `last`, which the subscription does not want. Returns whether the
-        group was moved. It is not if another living process has another filter, or if the group was not at `first`;
-        then also returns the event that was read instead, if any.
+        group was moved. It is not if another living process has another filter, if `last` is gone, or if the group was
+        not at `first`; then also returns the event that was read instead, if any.
         """
         version = self.filters.known.version  # before the filters: another thread may learn of a change meanwhile
         if self.filters.others(subscription.endpoint):

@@ -5,17 +5,18 @@
 -- ARGV[1] -> the group;  ARGV[2] -> the consumer
 -- ARGV[3] -> the version that the events were judged by; empty if there were no notes
 -- ARGV[4] -> the first of the events: it must be the next one of the group;  ARGV[5] -> the last of them
--- Returns 1; or -1 if the version has changed and nothing was done; or, if the group was not there, the event that was
--- read instead, as in a reply to XREADGROUP, or none.
+-- Returns 1; or -1 if the version has changed or the last event is gone, and nothing was done; or, if the group was not
+-- there, the event that was read instead, as in a reply to XREADGROUP, or none.
 --
 -- The group's position is the only record of what was delivered, so it is moved only from where the caller believes it
--- to be: reading one event tells where it was. XREADGROUP is the first write, and no command before it needs memory.
+-- to be: reading one event tells where it was. If the last event is gone, a fail-over may have lost it since it was
+-- judged, and smaller ids may follow. XREADGROUP is the first write, and no command before it needs memory.
 
 -- @include effects
 -- @include rights
 
 local group, first, last = ARGV[1], ARGV[4], ARGV[5]
-if (redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[3] then
+if (redis.call('HGET', KEYS[2], 'version') or '') ~= ARGV[3] or #redis.call('XRANGE', KEYS[1], last, last) == 0 then
   return -1
 end
 local refused = no_right('XACK', KEYS[1]) or no_right('XGROUP', KEYS[1], 'SETID')

@@ -435,6 +435,18 @@ def test_a_group_passes_what_nobody_wants_without_reading_it(
     assert us.outbox.pass_unwanted(us.subscription, ids[0], ids[4]) == (False, []), "there is nothing to read"
 
 
+def test_a_group_is_not_moved_beyond_events_that_a_fail_over_has_lost(
+    process: Callable[..., Process], client: redis.Redis
+) -> None:
+    """The clock of the new primary may be behind, so its next event comes before the lost ones."""
+    us = process("us", "acme")
+    us.note()
+    first: Any = client.xadd(EVENTS, {"tenant": "other"}, id="1000-1")
+    wanted: Any = client.xadd(EVENTS, {"tenant": "acme"}, id="1500-1")
+    assert us.outbox.pass_unwanted(us.subscription, first, b"2000-1") == (False, [])
+    assert [entry.id for entry in us.outbox.read("hook", 9)] == [first, wanted]
+
+
 def test_a_group_passes_nothing_that_another_process_may_want(
     process: Callable[..., Process], client: redis.Redis
 ) -> None:

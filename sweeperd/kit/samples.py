@@ -16,7 +16,8 @@ from sweeperd.sweep.fields import json_fields, member_fields
 
 #: The deadline of every sample, ms: overdue by any server's clock.
 DEADLINE = 1_700_000_000_000
-_TYPES = ("hash", "string", "set", "zset", "list")
+_LIST = (list, tuple, set)
+_TYPES: dict[str, Any] = {"hash": dict, "string": (str, int, float), "set": _LIST, "zset": dict, "list": _LIST}
 #: The amounts and counters of a derived sample.
 AMOUNT, COUNTER = "3", "1000"
 _OTHER = "another"
@@ -186,6 +187,9 @@ def _check(keys: Mapping[str, Any]) -> None:
     for key, content in keys.items():
         if not isinstance(content, dict) or len(content) != 1 or next(iter(content)) not in _TYPES:
             raise ValueError(f"{key}: the type must be one of {', '.join(_TYPES)}")
+        ((type_, value),) = content.items()
+        if not isinstance(value, _TYPES[type_]) or not (value or type_ == "string"):
+            raise ValueError(f"{key}: a {type_} cannot be {value!r}")
 
 
 def without_after(samples: Sequence[Sample]) -> str:

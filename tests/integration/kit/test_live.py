@@ -286,3 +286,9 @@ def test_after_leaves_open_what_only_the_run_knows() -> None:
 def test_what_it_leaves_open_is_no_more_than_that(changed: dict[str, Any], problem: str) -> None:
     merged = {name: part | changed.get(name, {}) if name != "event" else part for name, part in OPEN.items()}
     assert outcome(merged | {"event": changed.get("event", OPEN["event"])}).startswith(problem)
+
+
+@pytest.mark.parametrize("content", [{"hash": {}}, {"list": []}, {"zset": ["a"]}, {"set": "a"}, {"string": None}, "*"])
+def test_a_key_without_content_is_refused(content: Any) -> None:
+    with pytest.raises(ValueError, match="seats:hamlet"):
+        sample_of(HOLD | {"keys": {"seats:hamlet": content}}, settings_of(SEATS).kinds[0])

@@ -81,12 +81,13 @@ if limit > 0 then
   local now, wait = tonumber(NOW), tonumber(ARGV[8])
   local oldest = redis.call('LINDEX', DISPATCH, -1) or ''
   noted = redis.call('HMGET', STATE, 'last', 'since', 'waiting', 'mark', 'behind', 'at', 'taken', 'emptied', 'admit')
-  local since = tonumber(noted[2])
+  local before = tonumber(noted[2])
+  local since = before
   -- An empty list proves that the dispatcher is alive.
   if length == 0 or oldest ~= noted[1] or not since or since > now then
     since = now
   end
-  if oldest ~= noted[1] or not noted[2] or since < tonumber(noted[2]) then
+  if oldest ~= noted[1] or not before or since < before then
     keep('last', oldest)
     keep('since', string.format('%d', since))
   end
@@ -94,7 +95,7 @@ if limit > 0 then
 
   local behind, at, taken, admit = tonumber(noted[5]), tonumber(noted[6]), tonumber(noted[7]), tonumber(noted[9])
   local emptied, elapsed = noted[8] == '1', at and math.max(1, now - at)
-  if not admit or now - at < -wait or elapsed > 2 * wait then
+  if not (behind and at and taken and admit) or now - at < -wait or elapsed > 2 * wait then
     admit, at, taken, emptied, marks = FEW, now, 0, false, true
   else
     local place, count = behind > 0 and redis.call('LPOS', DISPATCH, noted[4], 'RANK', -1, 'MAXLEN', behind)

@@ -279,6 +279,17 @@ def test_a_fast_dispatcher_soon_gets_as_many_as_the_limit(shard: Shard, client: 
     assert world.step() == 2
 
 
+@pytest.mark.parametrize("name", ["since", "behind", "at", "taken", "admit"])
+def test_a_note_that_cannot_be_read_stops_nothing(shard: Shard, client: redis.Redis, clock: Moments, name: str) -> None:
+    world = World(shard, clock, Dispatchers(client, 1000))
+    assert world.step() == 2
+    world.records.write(young(9))
+    client.hset(NOTES, name, "?")
+    world.go(3)
+    assert len(world.dispatchers.taken) >= 3
+    assert str(client.hget(NOTES, name)).strip("b'").isdigit()
+
+
 def test_what_a_recovery_pushes_is_not_taken_for_new_work(shard: Shard, client: redis.Redis, clock: Moments) -> None:
     """A replica dies with the lock. The next one recovers what the first has not finished, and takes again."""
     world = World(shard, clock, Dispatchers(client, 100))

@@ -169,6 +169,13 @@ def test_every_value_arrives(tmp_path: Path) -> None:
     assert settings.webhooks.endpoints[0].headers["X-Team"].get_secret_value() == 'a = 5.0 "b"'
 
 
+@pytest.mark.parametrize("config", [{"redis": {"url": "exec:token"}}, {"shards": [{"name": "a", "url": "exec:token"}]}])
+def test_an_address_in_the_settings_is_not_overridden(config: Manifest, tmp_path: Path) -> None:
+    manifests = installed(rendered(tmp_path, {"config": config}))
+    containers = [container for spec in pod_specs(manifests) for container in spec["containers"]]
+    assert not [each["name"] for container in containers for each in container.get("env") or []]
+
+
 @pytest.mark.parametrize("values", [{}, {"roles": {"enabled": True}}, {"cronjob": {"enabled": True}}, FULL])
 def test_the_cluster_takes_it(values: Manifest, tmp_path: Path) -> None:
     """Also the pod of `helm test`, which runs `sweeperd check`."""

@@ -54,7 +54,7 @@ takes no 500.0 for a count.
 {{- define "sweeperd.env" -}}
 {{- $names := list -}}
 {{- range .Values.env }}{{ $names = append $names .name }}{{ end -}}
-{{- if not (has "SWEEPERD_REDIS__URL" $names) }}
+{{- if not (or (has "SWEEPERD_REDIS__URL" $names) .Values.config.shards (dig "redis" "url" "" .Values.config)) }}
 - name: SWEEPERD_REDIS__URL
   value: file:/run/secrets/sweeperd/redis-url
 {{- end }}

@@ -110,6 +110,7 @@ class Reader:
     def run(self, stop: threading.Event) -> None:
         """Read until a stop, or until nothing is left. Then settle what is in hand."""
         dead_until: float | None = None
+        failed = False
         try:
             while not stop.is_set():
                 progress.step()
@@ -128,12 +129,14 @@ class Reader:
                                     return
                                 pause = 0.2
                     self._outage.end()
+                    if failed and self.watcher:  # not before: it might find the old primary again
+                        self.watcher.reconnect()
+                    failed = False
                 except RedisUnavailable as error:
                     self._outage.begin(error)
                     if self._until_idle:
                         return
-                    if self.watcher:
-                        self.watcher.reconnect()
+                    failed = True
                     self._all_behind()
                     stop.wait(self._timing.recovery_pause)
                     continue

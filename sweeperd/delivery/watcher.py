@@ -47,7 +47,7 @@ class Watcher:
         self._moved.set()
 
     def reconnect(self) -> None:
-        """The reader's server is another one: a demoted primary would answer XREAD as if nothing were wrong."""
+        """The reader has a new connection: a demoted primary would answer XREAD as if nothing were wrong."""
         self._reconnect = True
 
     def run(self, stop: threading.Event) -> None:

@@ -104,6 +104,40 @@ def deliver(shard: Shard) -> Deliver:
     return running
 
 
+#: Of `running`: the reader looks for what nobody tells of once in an hour.
+RARELY: dict[str, Any] = {"refresh_every": 3600.0, "webhooks": {"redelivery_initial": "4h", "redelivery_max": "4h"}}
+
+
+class Running:
+    """A dispatcher for these endpoints, which runs until the block ends."""
+
+    def __init__(self, shard: Shard, endpoints: list[dict[str, Any]], metrics: Metrics, **how: Any) -> None:
+        self.stop = threading.Event()
+        webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "2s"} | how.pop("webhooks", {})
+        settings = Settings.model_validate({"webhooks": webhooks})
+        concurrency = how.pop("concurrency", 16)
+        idle = how.pop("until_idle", False)
+        timing = Timing(**how)
+        context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=timing, until_idle=idle)
+        self.dispatcher = Dispatcher(context)
+
+
+@contextlib.contextmanager
+def running(shard: Shard, endpoints: list[dict[str, Any]], **how: Any) -> Iterator[Running]:
+    made = Running(shard, endpoints, Metrics(), **how)
+    made.dispatcher.prepare()
+    made.dispatcher.start()
+    try:
+        yield made
+    finally:
+        made.stop.set()
+        assert made.dispatcher.join(time.monotonic() + 30)
+
+
+def endpoints(url: str, names: int) -> list[dict[str, Any]]:
+    return [{"name": f"e{number}", "url": f"{url}?e{number}"} for number in range(names)]
+
+
 def expire(client: redis.Redis, *names: str, tenant: str = "acme") -> list[bytes]:
     """Add an event for each name, as an expiry does. Returns the stream ids."""
     fields = {"tenant": tenant, "scope": "tenant:acme", "unit": "TOKENS", "amount": "5", "trace_id": "a" * 32}

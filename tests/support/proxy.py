@@ -26,7 +26,8 @@ class Proxy:
     def __init__(self, port: int, seed: int = 7) -> None:
         self.mode = Mode.PASS
         self.cuts = 0
-        self._target = port
+        #: New connections go to this port.
+        self.target = port
         self._chance = random.Random(seed)
         self._closing = threading.Event()
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -47,7 +48,7 @@ class Proxy:
         while not self._closing.is_set():
             try:
                 client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
+                server = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 continue
             for source, sink in ((client, server), (server, client)):

@@ -1,54 +1,19 @@
 """The few threads that deliver to all endpoints of a shard: their number, their fairness, and what a reload keeps."""
 
-import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.config import Settings
-from sweeperd.context import ShardContext, Timing
 from sweeperd.delivery import watcher
-from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
-from tests.support.deliveries import EVENTS, Deliver, expire
+from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Receiver, Request
-
-
-class Running:
-    """A dispatcher for these endpoints, which runs until the block ends."""
-
-    def __init__(self, shard: Shard, endpoints: list[dict[str, Any]], metrics: Metrics, **how: Any) -> None:
-        self.stop = threading.Event()
-        webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "2s"} | how.pop("webhooks", {})
-        settings = Settings.model_validate({"webhooks": webhooks})
-        concurrency = how.pop("concurrency", 16)
-        idle = how.pop("until_idle", False)
-        timing = Timing(**how)
-        context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=timing, until_idle=idle)
-        self.dispatcher = Dispatcher(context)
-
-
-@contextlib.contextmanager
-def running(shard: Shard, endpoints: list[dict[str, Any]], **how: Any) -> Iterator[Running]:
-    made = Running(shard, endpoints, Metrics(), **how)
-    made.dispatcher.prepare()
-    made.dispatcher.start()
-    try:
-        yield made
-    finally:
-        made.stop.set()
-        assert made.dispatcher.join(time.monotonic() + 30)
-
-
-def endpoints(url: str, names: int) -> list[dict[str, Any]]:
-    return [{"name": f"e{number}", "url": f"{url}?e{number}"} for number in range(names)]
 
 
 def receivers(requests: list[Request]) -> Counter[str]:
@@ -133,7 +98,7 @@ def test_without_the_right_to_wait_new_events_are_polled_for(
 ) -> None:
     """As for a user of an earlier version."""
     own_shard.client.acl_setuser("default", enabled=True, nopass=True, commands=["-xread"])
-    with Receiver() as receiver, running(own_shard, endpoints(receiver.url, 1), refresh_every=60, block=0.2):
+    with Receiver() as receiver, running(own_shard, endpoints(receiver.url, 1), block=0.2, **RARELY):
         for number in range(3):
             expire(own_shard.client, str(number))
             receiver.wait_for(lambda requests, number=number: len(requests) == number + 1, 5)  # type: ignore[misc]
@@ -142,8 +107,8 @@ def test_without_the_right_to_wait_new_events_are_polled_for(
 
 
 def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: redis.Redis) -> None:
-    """A replica that lacked the last events was promoted. The reader's own look comes only once a minute here."""
-    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), refresh_every=60, block=0.2):
+    """A replica that lacked the last events was promoted."""
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), block=0.2, **RARELY):
         expire(client, "lost")
         receiver.wait_for(lambda requests: len(requests) == 1)
         client.delete(EVENTS)
@@ -236,7 +201,7 @@ def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard, clie
 def test_a_group_that_is_missing_keeps_no_other_lane_from_its_events(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:
-    with Receiver() as receiver, running(shard, endpoints(receiver.url, 3), refresh_every=60):
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 3), **RARELY):
         expire(client, "one")
         receiver.wait_for(lambda requests: len(requests) == 3)
         for number in range(5):

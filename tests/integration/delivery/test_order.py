@@ -20,9 +20,8 @@ from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
 from sweeperd.store import Shard
 from sweeperd.store.lease import holder
-from tests.integration.delivery.test_engine import Running
 from tests.support.acl import limited
-from tests.support.deliveries import Deliver, Delivery, expire, settled
+from tests.support.deliveries import Deliver, Delivery, Running, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.servers import Server

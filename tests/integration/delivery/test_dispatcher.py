@@ -331,11 +331,15 @@ def test_endpoints_that_are_held_up_lessen_nobodys_part(
     shard: Shard, client: redis.Redis, held_up: dict[str, Any]
 ) -> None:
     """Whether their receivers hang, or they wait for `max_rate`: another one has several requests in flight."""
-    stop, answered, together = threading.Event(), threading.Event(), threading.Barrier(4)
+    stop, answered, several, three = threading.Event(), threading.Event(), threading.Event(), threading.Semaphore(3)
 
     def answer(request: Request, _: int) -> Answer:
         if request.path.endswith("?busy"):
-            together.wait(30)
+            if not three.acquire(blocking=False):
+                several.set()
+                return Answer()
+            several.wait(0.5)  # on a busy machine all three may count as slow before the fourth begins
+            three.release()
         elif not held_up:
             answered.wait(60)
         return Answer()
@@ -352,10 +356,10 @@ def test_endpoints_that_are_held_up_lessen_nobodys_part(
             # Of the second one each of them waits for `max_rate`.
             expire(client, "first", *(["second"] if held_up else []), tenant="slow")
             receiver.wait_for(lambda requests: len(requests) == len(others))
-            expire(client, *map(str, range(40)), tenant="quick")
-            receiver.wait_for(lambda requests: len(requests) == len(others) + 40, limit=60)
+            expire(client, *map(str, range(300)), tenant="quick")
+            assert several.wait(30)
         finally:
-            together.abort()
+            several.set()
             answered.set()
             stop.set()
             assert dispatcher.join(time.monotonic() + 20)

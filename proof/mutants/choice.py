@@ -40,6 +40,7 @@ _KINDS = (
     "tests/property/test_kind_quick_list.py",
 )
 _OUTBOX = ("tests/integration/outbox/test_outbox.py",)
+_FILTERS = (*_OUTBOX, "tests/integration/outbox/test_filters.py")
 _GROUPS = (
     *_OUTBOX,
     "tests/integration/delivery/test_groups.py",
@@ -74,6 +75,7 @@ _RIGHTS = "tests/lua/test_script_rights.py"
 #: The beginning of a script's name -> its tests; the longest beginning counts.
 _SCRIPT_TESTS = {
     "delivery/": _OUTBOX,
+    "delivery/acknowledge_unwanted": _FILTERS,
     "delivery/announce": ("tests/integration/delivery/test_failures.py",),
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
@@ -82,6 +84,8 @@ _SCRIPT_TESTS = {
     "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
     "delivery/make_group": (*_OUTBOX, "tests/integration/outbox/test_start.py", *_REPLAYS),
+    "delivery/note_filters": _FILTERS,
+    "delivery/pass_unwanted": _FILTERS,
     "delivery/relay": ("tests/integration/delivery/test_relay.py", "tests/integration/delivery/test_relay_brake.py"),
     "delivery/subscriptions": ("tests/integration/delivery/test_relay.py",),
     "delivery/set_": _ENDPOINT_STATE,

@@ -433,6 +433,9 @@ def test_a_group_passes_what_nobody_wants_without_reading_it(
     assert pending(client) == {ids[0]: (b"us", 1)}
     assert [dict(entry.fields) for entry in us.outbox.read("hook", 9)] == [{b"tenant": b"acme"}]
     assert us.outbox.pass_unwanted(us.subscription, ids[0], ids[4]) == (False, []), "there is nothing to read"
+    client.xadd(EVENTS, {"tenant": "acme"})
+    assert us.outbox.pass_unwanted(us.subscription, ids[0], ids[4])[1][0].fields == {b"tenant": b"acme"}
+    assert ids[0] in pending(client), "a process has it in hand"
 
 
 def test_a_group_is_not_moved_beyond_events_that_a_fail_over_has_lost(

@@ -13,7 +13,7 @@ from sweeperd.cli.shards import warn
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.config.secrets import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
-from sweeperd.ops.check.endpoints import check_endpoints
+from sweeperd.ops.check.endpoints import check_endpoints, check_filters
 from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel, failure, ok, warning, worst
 from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
@@ -121,6 +121,7 @@ def _check(
         yield CheckFinding.of("configuration", "secrets", found)
     if not ledger:
         yield CheckFinding.of("configuration", "open files", open_files(settings))
+    yield from check_filters(endpoints)
     if complete:
         yield from check_secret_files(complete)
     daemon_role = click.get_current_context().find_root().params["role"]  # from SWEEPERD_ROLE

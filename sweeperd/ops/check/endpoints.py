@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from sweeperd.config import EndpointSettings
 from sweeperd.config.certificates import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
+from sweeperd.outbox.subscription import EventFilter
 from sweeperd.text import rfc3339
 
 #: A certificate that expires within this time is a warning, seconds.
@@ -15,6 +16,9 @@ SOON = 30 * 86_400
 RESOLVE_LIMIT = 5.0
 #: How many endpoints are checked side by side.
 SIDE_BY_SIDE = 100
+#: From this many filters on, they cost more than the request of an event; and the least and the most that an event
+#: costs for each of them, µs of CPU time (the figures of docs/decisions/0017-reading-ahead.md).
+MANY_FILTERS, FILTER_COSTS = 100, (6, 13)
 
 
 def check_endpoints(endpoints: Sequence[EndpointSettings], *, connect: float | None = None) -> Iterator[CheckFinding]:
@@ -22,6 +26,16 @@ def check_endpoints(endpoints: Sequence[EndpointSettings], *, connect: float | N
     with ThreadPoolExecutor(SIDE_BY_SIDE, thread_name_prefix="check") as pool:
         for found in pool.map(lambda endpoint: list(check_endpoint(endpoint, connect=connect)), endpoints):
             yield from found
+
+
+def check_filters(endpoints: Sequence[EndpointSettings]) -> Iterator[CheckFinding]:
+    """Says what the filters cost, if they are many."""
+    filtered = sum(not EventFilter(endpoint).open for endpoint in endpoints)
+    if filtered >= MANY_FILTERS:
+        least, most = (filtered * micros / 1000 for micros in FILTER_COSTS)
+        costs = f"an event costs {least:.1f} to {most:.1f} ms of CPU time"
+        says = f"{filtered} endpoints have one, each with its own consumer group: {costs}"
+        yield CheckFinding.of("configuration", "filters", ok(says))
 
 
 def check_endpoint(endpoint: EndpointSettings, *, connect: float | None = None) -> Iterator[CheckFinding]:

@@ -1,6 +1,7 @@
 """`check` on real servers, each configured wrong in one way."""
 
 import contextlib
+import itertools
 import json
 import re
 import resource
@@ -19,7 +20,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import Role, grants
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
-from sweeperd.ops.check.endpoints import check_endpoint
+from sweeperd.ops.check.endpoints import check_endpoint, check_filters
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, worst
 from sweeperd.ops.check.host import open_files
 from sweeperd.ops.check.rights import trials
@@ -99,6 +100,17 @@ def test_open_files(
     named = [{"name": f"e{number}", "url": "https://example.com"} for number in range(endpoints)]
     settings = settings_for("redis://127.0.0.1", webhooks={"endpoints": named, "concurrency": endpoints})
     assert open_files(settings)[0] is level
+
+
+@pytest.mark.parametrize(("filtered", "costs"), [(99, ""), (100, "0.6 to 1.3 ms"), (1000, "6.0 to 13.0 ms")])
+def test_many_filters(filtered: int, costs: str) -> None:
+    named: list[dict[str, Any]] = [
+        {"name": f"e{number}", "url": "https://example.com"} for number in range(filtered + 5)
+    ]
+    for endpoint, how in zip(named[:filtered], itertools.cycle(("tenants", "events", "scopes")), strict=False):
+        endpoint[how] = ["tenant:acme" if how == "scopes" else "reservation.expired"]
+    found = list(check_filters(settings_for("redis://127.0.0.1", webhooks={"endpoints": named}).webhooks.endpoints))
+    assert [(each.level, costs in each.says) for each in found] == [(OK, True)] * bool(costs)
 
 
 def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:

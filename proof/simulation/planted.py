@@ -362,7 +362,7 @@ def relay_twice() -> None:
 
 @planted("a reservation whose budget was closed is set aside")
 def closed_budget_quarantined() -> None:
-    in_script("sweep/expire", "problem == 'RESERVED_UNDERFLOW' and budget[3] == 'CLOSED'", "false")
+    in_script("sweep/expire", "call('HGET', key, 'status') == 'CLOSED'", "false")
 
 
 @planted("of two repairs of a budget at the same time both write")

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from sweeperd.delivery.in_flight import Room
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.store.operations import Operation
@@ -64,8 +65,9 @@ class Ahead:
     reads everything costs a thousand times what it delivers.
     """
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, room: Room) -> None:
         self._outbox = outbox
+        self._room = room
         self._pages: list[Page] = []
 
     def forget(self) -> None:
@@ -88,4 +90,5 @@ class Ahead:
             if lanes > 1:
                 asked = min(PAGE_EVENTS, most)
                 entries = yield from self._outbox.peek.part(position, asked)
+                self._room.learn(entries)
                 self._pages = [*self._pages[1 - PAGES :], Page(position, entries, more=len(entries) >= asked)]

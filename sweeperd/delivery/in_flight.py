@@ -34,6 +34,11 @@ class Room:
     #: How large the last events were, bytes. All lanes read the same stream.
     typical: float = FIRST_GUESS
 
+    def learn(self, entries: Sequence[OutboxEntry]) -> None:
+        """These were the last events."""
+        if entries:
+            self.typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
+
     @property
     def requests(self) -> int:
         """How many requests of one lane may be in flight while others wait."""
@@ -75,7 +80,8 @@ class InFlight:
     def learn(self, entries: Sequence[OutboxEntry]) -> None:
         """These were the last events."""
         if entries:
-            self._typical = self._room.typical = max(1.0, sum(entry.size for entry in entries) / len(entries))
+            self._room.learn(entries)
+            self._typical = self._room.typical
 
     @property
     def capacity(self) -> int:

@@ -62,7 +62,7 @@ class Reader:
         self._refresh_every = min(timing.refresh_every, initial / 4)
         self._circuits = CircuitStateStore(shard, timing)
         self._outage = Outage(log, "delivery", {"shard": shard.name})
-        self._ahead = Ahead(outbox)
+        self._ahead = Ahead(outbox, room)
         #: Whether lanes wait until others have fewer bytes in hand.
         self.starved = False
         #: Set by the engine when there is a watcher.

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from sweeperd.delivery import watcher
+from sweeperd.delivery.intake import READ_BYTES
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
@@ -245,6 +246,20 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
     acknowledged = 40 * 200 * names
     assert passed["cmdstat_xgroup|setid" if "cmdstat_xgroup|setid" in passed else "cmdstat_xgroup"]["calls"] > 0
     assert passed["cmdstat_xack"]["calls"] < acknowledged / 20
+
+
+def test_a_page_of_large_events_that_nobody_wants_is_bounded_in_bytes(shard: Shard, client: redis.Redis) -> None:
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(400):
+            pipeline.xadd(EVENTS, {"id": str(number), "tenant": "other", "data.note": "x" * 50_000})
+        pipeline.execute()
+    filtered = [each | {"tenants": ["acme"], "start": "beginning"} for each in endpoints("http://127.0.0.1:9/", 2)]
+    made = Running(shard, filtered, Metrics(), until_idle=True)
+    made.dispatcher.prepare()
+    made.dispatcher.start()
+    assert made.dispatcher.join(time.monotonic() + 30)
+    pages = made.dispatcher._engine._reader._ahead._pages[1:]  # for the first one the size was not known
+    assert 0 < max(sum(entry.size for entry in page.entries) for page in pages) <= READ_BYTES
 
 
 @pytest.mark.parametrize("batch_size", [1, 100])

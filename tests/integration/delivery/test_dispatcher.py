@@ -149,11 +149,12 @@ def test_a_run_that_ends_leaves_what_waits_for_the_dispatcher_of_cycles(shard: S
             expire_now(client, 7, "unmatched")
         dispatcher.start()
         assert dispatcher.join(time.monotonic() + 30)
-        left -= LIMIT
+        written = client.llen("dispatch:pending")
+        assert 0 < written <= LIMIT
+        left -= written
         dispatcher.maintain()
         report = dispatcher.report()
         assert (report.undelivered, report.dead_lettered) == (left, 0)
-        assert client.llen("dispatch:pending") == LIMIT
         assert waits(metrics) == 1
         assert (
             metrics.registry.get_sample_value(

@@ -11,7 +11,9 @@ seen: set[str] = set()
 
 def report(event: dict) -> None:
     if event.get("event_type", "").endswith(".expired"):  # there are others, and there will be more
-        print(event["event_type"], event["data"].get("reservation_id") or event["data"]["id"], flush=True)
+        print(
+            f"{event['event_type']} {event['data'].get('reservation_id') or event['data']['id']}\n", end="", flush=True
+        )
 
 
 @app.post("/")

@@ -12,7 +12,9 @@ webhook = Webhook(os.environ["WEBHOOK_SECRET"])
 
 def report(event: dict) -> None:
     if event.get("event_type", "").endswith(".expired"):  # there are others, and there will be more
-        print(event["event_type"], event["data"].get("reservation_id") or event["data"]["id"], flush=True)
+        print(
+            f"{event['event_type']} {event['data'].get('reservation_id') or event['data']['id']}\n", end="", flush=True
+        )
 
 
 class Receiver(BaseHTTPRequestHandler):

@@ -299,7 +299,7 @@ def test_a_stop_acknowledges_what_the_receiver_answers_meanwhile(
         stopping.append(running)
         reserve(client, IDS)
         assert running.process.wait(20) == 0
-        assert 0 < len(odd.requests) < len(IDS)
+        assert odd.requests
         odd.behaviour = lambda *_: Answer()
         once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}]))
     assert len(odd.event_ids) == len(IDS)

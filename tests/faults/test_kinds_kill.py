@@ -98,7 +98,7 @@ def one_slot(binary: Binary, prefix: str) -> Iterator[tuple[str, redis.Redis]]:
         yield running.url, client
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_on_one_redis(server: Server, tmp_path: Path) -> None:
     with one_redis(server) as (url, client):

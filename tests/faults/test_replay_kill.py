@@ -40,7 +40,7 @@ def got(receiver: Receiver) -> list[str]:
     return [event["data"]["reservation_id"] for body in bodies for event in body]
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(1200)
 def test_a_replay_is_killed_again_and_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """

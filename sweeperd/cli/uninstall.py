@@ -67,12 +67,18 @@ def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
     living = [each.process for each in read_processes(shard, shard.read_clock()).known or () if not each.silent]
     waiting = _waiting(shard)
     names = {*shard.client.scan_iter(match=glob(keys.prefix + b"sweeperd:") + b"*", count=PAGE)}
+    of_quarantine = {
+        of_kind(name)
+        for key in names
+        if (name := decode(key.removeprefix(keys.quarantine + b":"))) != decode(key)
+        for of_kind in (keys.kind_notes, keys.kind_marks)
+    }
     for key in sorted(cast(set[bytes], names)):
         if living:
             yield key, f"{living[0]} runs: stop it"
         elif key == keys.dead_letters and shard.client.xlen(key):
             yield key, "dead letters: `sweeperd dead-letters replay` or `drop`"
-        elif key == keys.quarantine or key.startswith(keys.quarantine + b":"):
+        elif key == keys.quarantine or key.startswith(keys.quarantine + b":") or key in of_quarantine:
             yield key, "entries in quarantine: `sweeperd quarantine requeue` or `dismiss`"
         else:
             yield key, waiting if key in (keys.events, keys.groups, keys.endpoints) else ""

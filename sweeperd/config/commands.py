@@ -31,7 +31,10 @@ class Command:
     """One command and its last output, shared by the whole process. Thread-safe."""
 
     def __init__(self, text: str) -> None:
-        self._words = shlex.split(text)
+        try:
+            self._words = shlex.split(text)
+        except ValueError:
+            raise ValueError("exec: has a quotation mark or a backslash without its end") from None
         if not self._words:
             raise ValueError("exec: names no command")
         self._lock = threading.Lock()
@@ -50,7 +53,10 @@ class Command:
         if now >= self._ends_at:
             return None
         if now >= self._renew_at and self._lock.acquire(blocking=False):
-            threading.Thread(target=self._renew, name="sweeperd-secret", daemon=True).start()
+            try:
+                threading.Thread(target=self._renew, name="sweeperd-secret", daemon=True).start()
+            except RuntimeError:  # no thread is left: the next call tries again
+                self._lock.release()
         return self._named(name)
 
     def value(self, name: str) -> str:

@@ -42,7 +42,7 @@ class FailureWatch:
             return
         data = {"failure": circuit.reason, "pending": backlog.events, "oldest_pending_seconds": round(age, 3)}
         if not failing:
-            data["failing_seconds"] = max(0, now_ms - int(since)) / 1000
+            data["failing_seconds"] = max(0, now_ms - int(since)) / 1000 if since.isdigit() else 0
         event = self._announcements.turned(lane.endpoint, data, failing=failing)
         if self._circuits.announce(lane.endpoint, before, event, failing=failing):
             to = "failing" if failing else "recovered"

@@ -20,6 +20,12 @@ do
     end
   end
 
+  -- The number in plain decimal text, a fraction allowed; nil if the text is malformed. ZADD takes every such text,
+  -- but not all that tonumber takes, and not a number beyond a double.
+  function clock.decimal(text)
+    return text and #text <= 32 and string.find(text, '^%d+%.?%d*$') and tonumber(text) or nil
+  end
+
   -- Whether the sweep can read the time from + duration + grace. Subtracts, because a sum might be rounded.
   function clock.reaches(from, duration, grace)
     return grace <= MAX - from - duration

@@ -228,7 +228,8 @@ do
   local function deadline(text)
     local value
     if text and (due_text or unit > 1) then
-      value = (due_text or find(text, '^%d+%.?%d*$')) and math.floor(tonumber(text) * unit + 0.5)
+      value = due_text and tonumber(text) or clock.decimal(text)
+      value = value and math.floor(value * unit + 0.5)
       -- A score may be in the far future, a field must be plausible.
       value = (due_text or value and value <= LATEST) and value
     else

@@ -96,7 +96,7 @@ local function kind_fault()
   -- A malformed deadline gets score 0, as for a reservation, so that the next sweep quarantines the entry. Without a
   -- field, the deadline of an entry that is not in the index is unknown, unless there is a note.
   local unit = tonumber(ARGV[8] or 1)
-  local deadline = not notes and unit == 1 and clock.whole(due) or (notes or unit > 1) and tonumber(due)
+  local deadline = (notes and tonumber or unit == 1 and clock.whole or clock.decimal)(due)
   deadline = deadline and deadline * unit or nil
   local wanted = deadline and due or notes and '' or '0'
   if not score then

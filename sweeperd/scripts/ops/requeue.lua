@@ -61,7 +61,9 @@ else
     return row
   end
   if redis.call('EXISTS', KEYS[1]) == 1 then
-    if not clock.whole(row[1]) and not string.find(row[1] or '', '^%d+%.%d+$') then
+    -- A fraction is for a kind whose deadlines are in seconds.
+    local text = row[1] or ''
+    if not (string.find(text, '.', 1, true) and clock.decimal or clock.whole)(text) then
       return 'INVALID_EXPIRY'
     end
     score = row[1]

@@ -31,11 +31,15 @@ def test_what_is_still_needed_stays(invoke: Run, shard: Shard, client: redis.Red
     client.zadd("sweeperd:quarantine:seat-hold", {"broken": 1})
     client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
     client.hset("sweeperd:ticks", "at", 1)
+    for kind in ("seat-hold", "session"):  # nothing of the session is in quarantine
+        client.hset(f"sweeperd:deadlines:{kind}", "broken", "1700000000000 ")
+        client.hset(f"sweeperd:marks:{kind}", "broken", "INVALID_JSON ")
     result = invoke("uninstall", "--yes")
-    assert (result.exit_code, "5 keys stay" in result.stderr) == (1, True)
+    assert (result.exit_code, "7 keys stay" in result.stderr) == (1, True)
     assert "events for billing" in result.stdout
     kept = {"sweeperd:events", "sweeperd:groups", "sweeperd:dead-letters"}
     kept |= {"sweeperd:quarantine", "sweeperd:quarantine:seat-hold"}
+    kept |= {"sweeperd:deadlines:seat-hold", "sweeperd:marks:seat-hold"}
     assert {name for name in names(client) if name.startswith("sweeperd:")} == kept
 
 

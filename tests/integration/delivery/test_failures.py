@@ -96,6 +96,14 @@ def test_each_transition_is_announced_once(fleet: Fleet) -> None:
     assert [event["type"] for event in fleet.maintain()] == [*TYPES, WEBHOOK_FAILING]
 
 
+def test_an_announcement_without_its_time_ends_all_the_same(client: redis.Redis, fleet: Fleet) -> None:
+    client.hset(CIRCUITS, "failing:hook", "failing")
+    fleet.circuits(one=False)
+    (recovered,) = fleet.maintain()
+    assert (recovered["type"], recovered["failing_seconds"]) == (WEBHOOK_RECOVERED, 0)
+    assert fleet.counted("recovered") == 1
+
+
 def test_an_event_that_waits_for_minutes(shard: Shard, client: redis.Redis, fleet: Fleet) -> None:
     client.xadd(EVENTS, {"tenant": "acme"}, id=f"{server_time(client) - 4 * MINUTE}-1")
     assert fleet.maintain() == []

@@ -290,6 +290,15 @@ def test_a_note_that_cannot_be_read_stops_nothing(shard: Shard, client: redis.Re
     assert str(client.hget(NOTES, name)).strip("b'").isdigit()
 
 
+def test_a_note_that_is_gone_stops_nothing(shard: Shard, client: redis.Redis, clock: Moments) -> None:
+    world = World(shard, clock, Dispatchers(client, 1000))
+    assert world.step() == 2
+    world.records.write(young(9))
+    assert client.hdel(NOTES, "mark")
+    world.go(3)
+    assert len(world.dispatchers.taken) >= 3
+
+
 def test_what_a_recovery_pushes_is_not_taken_for_new_work(shard: Shard, client: redis.Redis, clock: Moments) -> None:
     """A replica dies with the lock. The next one recovers what the first has not finished, and takes again."""
     world = World(shard, clock, Dispatchers(client, 100))

@@ -210,3 +210,16 @@ def test_the_rights_that_acl_prints_suffice(
     next(quarantine.requeue(ALL))
     assert next(quarantine.dismiss(ALL))[0].problem == ""
     walk(limited, settings, kind)
+
+
+@pytest.mark.parametrize("text", [" 1700000000", "nan", "inf", "1e400", "9" * 400])
+def test_a_repair_keeps_an_entry_whose_deadline_is_no_score(shard: Shard, client: Any, text: str) -> None:
+    """Lua takes it for a number, and ZADD refuses it: by then the entry must not have left the index."""
+    settings = settings_of(SCORED | {"deadline": "expires_at", "unit": "s"}, reservations=False)
+    kind = next(iter(kinds_of(settings, shard).values()))
+    entry = write(client, kind, "hash, scored", 1, at=FUTURE)
+    client.hset(f"seats:hold:{entry}", "expires_at", text)
+    report = reconcile(subject_of(shard, settings, kind.name, Throttle(timing=Timing(settle_faults=0))))
+    mended = mend(subject_of(shard, settings, kind.name), report)
+    assert client.zscore(kind.index, entry) == 0, "the next sweep sets it aside"
+    assert mended.mended == {Fault.WRONG_SCORE: 1}

@@ -68,7 +68,7 @@ def test_a_failure_tells_no_secret(line: str, problem: str, monkeypatch: pytest.
 
 @pytest.mark.parametrize("text", ["exec:", "exec: ", "exec:echo 'a"])
 def test_what_is_no_command(text: str, config: Load) -> None:
-    with pytest.raises(ConfigError, match=r"redis\.password: "):
+    with pytest.raises(ConfigError, match=r"redis\.password: exec: "):
         config(f'redis.password = "{text}"')
     assert command("file:x") is None
 
@@ -105,6 +105,20 @@ def test_it_is_renewed_before_its_end_while_the_old_one_is_used(tmp_path: Path) 
     eventually(renewed, pause=0.01)
     assert seen == {"p1", "p2"}, "never unknown"
     assert not [thread for thread in threading.enumerate() if thread.name == "sweeperd-secret" and not thread.daemon]
+
+
+def test_a_renewal_without_a_thread_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "KEPT", 0.0)
+    asked = script(tmp_path, f"wc -l < {tmp_path}/runs")
+    assert asked.value("password").strip() == "1"
+    with monkeypatch.context() as full:
+
+        def refuse(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        full.setattr(threading.Thread, "start", refuse)
+        assert str(asked.known("password")).strip() == "1"
+    eventually(lambda: str(asked.known("password")).strip() != "1", pause=0.01)
 
 
 def test_a_failing_renewal_keeps_what_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

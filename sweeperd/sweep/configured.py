@@ -158,7 +158,8 @@ def index_check(kind: KindSettings) -> str:
     return (
         f"{read}"
         f"local KEYS, ARGV = {{KEYS[2], KEYS[4], KEYS[1], {notes} or '', {marks} or ''}}, "
-        f"{{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or '', {kind.unit_ms}, {due}}}\n"
+        f"{{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or '', {kind.unit_ms}, {due}, "
+        "reply[2] or ''}\n"
     ) + source("ops/reconcile_entry")
 
 

@@ -15,8 +15,6 @@ from sweeperd.text import decode
 
 #: Ids that are kept for each outcome.
 NAMED = 10
-#: Deadlines outside, in ms, are in another unit; kind_entry.lua sets such entries aside.
-EARLIEST, LATEST = 10**11, 10**14
 #: What an entry is -> what that means.
 MEANINGS = {
     "to_index": "living, and not in the index",
@@ -121,5 +119,4 @@ def _outcome(subject: Subject, reply: Sequence[Any]) -> tuple[str, float | None]
         return "to_index", None  # when the TTL ends
     if not reply[1]:
         return "no_deadline", None
-    deadline = float(reply[1]) * subject.kind.unit_ms
-    return ("to_index", deadline) if EARLIEST <= deadline <= LATEST else ("wrong_deadline", None)
+    return "to_index", float(reply[1]) * subject.kind.unit_ms

@@ -98,7 +98,8 @@ if limit > 0 then
   if not (behind and at and taken and admit) or now - at < -wait or elapsed > 2 * wait then
     admit, at, taken, emptied, marks = FEW, now, 0, false, true
   else
-    local place, count = behind > 0 and noted[4] and redis.call('LPOS', DISPATCH, noted[4], 'RANK', -1, 'MAXLEN', behind)
+    local mark = behind > 0 and noted[4]
+    local place, count = mark and redis.call('LPOS', DISPATCH, mark, 'RANK', -1, 'MAXLEN', behind)
     if place then
       count = taken + math.max(0, behind - (length - place))
     else

@@ -169,8 +169,8 @@ do
     return {'not_due'}
   end
 
-  -- A TTL on a due entry whose deadline is the score is a renewal by a service that calls EXPIRE: the entry is due again
-  -- when the TTL ends, and is made persistent so that it still exists then. Returns nil if there is no TTL.
+  -- If the score is the deadline, a TTL on a due entry is a renewal by a service that calls EXPIRE: the entry is due
+  -- again when the TTL ends, and is made persistent so that it still exists then. Returns nil if there is no TTL.
   local function renewed()
     local left = call('PTTL', key)
     if left < 0 then
@@ -292,8 +292,8 @@ do
   end
 
   entry = {
-    open = open, indexed = indexed, score_of = score_of, in_grace = in_grace, belongs_to = belongs_to, set_aside = set_aside, read = read, drop = drop,
-    drop_unknown = drop_unknown, move = move, renewed = renewed,
+    open = open, indexed = indexed, score_of = score_of, in_grace = in_grace, belongs_to = belongs_to,
+    set_aside = set_aside, read = read, drop = drop, drop_unknown = drop_unknown, move = move, renewed = renewed,
     protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
   }
 end

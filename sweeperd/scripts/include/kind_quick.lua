@@ -15,7 +15,8 @@ do
 
   -- Whether a plan may write the hash of this name (the key without the prefix), according to `writable`.
   function quick_writable(name, key, writable)
-    return name ~= '' and #name <= MAX_KEY and writable(name) and (not can_ask or not lacks_permission('HSET', key, 'f', 'v'))
+    return name ~= '' and #name <= MAX_KEY and writable(name)
+      and (not can_ask or not lacks_permission('HSET', key, 'f', 'v'))
   end
 
   -- The values of these fields of a key; {} if the plan may not write it.

@@ -16,8 +16,8 @@ do
 
   local function is_read(name)
     return name == 'HMGET' or name == 'HGET' or name == 'GET' or name == 'EXISTS' or name == 'HEXISTS' or name == 'HLEN'
-      or name == 'LLEN' or name == 'PTTL' or name == 'SCARD' or name == 'SISMEMBER' or name == 'STRLEN' or name == 'TYPE'
-      or name == 'ZCARD' or name == 'ZSCORE'
+      or name == 'LLEN' or name == 'PTTL' or name == 'SCARD' or name == 'SISMEMBER' or name == 'STRLEN'
+      or name == 'TYPE' or name == 'ZCARD' or name == 'ZSCORE'
   end
 
   -- Whether the error is the script's mistake instead of server trouble.

@@ -18,6 +18,7 @@
 -- ARGV[7] -> with the outcome `held`, why
 -- ARGV[8] -> for a configured kind, how many ms a unit of deadlines is
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
+-- ARGV[10] -> for a configured kind, the reason if the outcome is `quarantined`
 --
 -- Returns {} if the entry is correct, or with `?` {state}: indexed, ended, quarantined, dismissed, gone, wrong_deadline
 -- (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL is kept). Else
@@ -103,6 +104,7 @@ local function kind_fault()
     local left = deadline and not notes and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
     state = dismissed and 'dismissed' or aside
       or notes and not deadline and ARGV[6] == 'quarantined' and 'malformed'
+      or ARGV[2] == '?' and ARGV[10] == 'INVALID_EXPIRY' and 'wrong_deadline'
     local ttl = notes and not deadline and not state and redis.call('PTTL', KEYS[3]) or -1
     ends = ttl >= 0 and string.format(unit == 1 and '%.0f' or '%.3f', (clock.now + ttl) / unit)
     return not state and 'lost', wanted, '', left or ends and ttl, deadline, ARGV[5]

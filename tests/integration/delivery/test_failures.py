@@ -96,7 +96,7 @@ def test_each_transition_is_announced_once(fleet: Fleet) -> None:
     assert [event["type"] for event in fleet.maintain()] == [*TYPES, WEBHOOK_FAILING]
 
 
-def test_an_announcement_without_its_time_ends_all_the_same(client: redis.Redis, fleet: Fleet) -> None:
+def test_an_announcement_without_its_time_still_ends(client: redis.Redis, fleet: Fleet) -> None:
     client.hset(CIRCUITS, "failing:hook", "failing")
     fleet.circuits(one=False)
     (recovered,) = fleet.maintain()

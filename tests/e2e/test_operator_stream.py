@@ -197,7 +197,7 @@ def test_a_replay_reaches_exactly_its_endpoint(server: Server, client: redis.Red
     ids = [f"r{number}" for number in range(30)]
     with Receiver(lambda *_: Answer(500)) as odd, Receiver() as good:
         endpoints = [{"name": "odd", "url": odd.url}, {"name": "good", "url": good.url, "tenants": ["acme"]}]
-        env = environment(server.url, endpoints=endpoints, webhooks__max_age="1s", log__level="debug", **QUICK)
+        env = environment(server.url, endpoints=endpoints, webhooks__max_age="3s", webhooks__probe_max="300ms", **QUICK)
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             reserve(client, ids)

@@ -18,7 +18,8 @@ from tests.lua.ledger_book import GRACE_MS, MINUTE_MS, Book, a_book
 from tests.support.books import read
 from tests.support.servers import Server
 
-OVERDUE = NOW + MINUTE_MS + GRACE_MS + 1
+#: After a hold has ended, however often it was extended.
+OVERDUE = NOW + 40 * MINUTE_MS + GRACE_MS + 1
 #: Scope -> allocated and overdraft limit, in units of the scale that is drawn.
 BUDGETS = {"t": (20, 0), "t/a": (13, 0), "t/b": (7, 9)}
 PATHS = (("t",), ("t", "t/a"), ("t", "t/b"), ("t/b",), ("t/a", "t/a", "t"), ("t/b", "t/b", "none"))

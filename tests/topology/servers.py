@@ -101,13 +101,13 @@ class Sentinels:
             eventually(lambda: client.info("replication")["connected_slaves"] == 0)
 
     def fail_over(self) -> Server:
-        """Kill the primary and wait for the next one, which the other replica follows."""
+        """Kill the primary and wait for the next one, which all sentinels name and the other replica follows."""
         old = self.primary
         for sentinel in self.sentinels:
             sentinel.be_patient(HASTY_MS)
         old.kill()
-        eventually(lambda: self.primary is not old, limit=30)
         for sentinel in self.sentinels:
+            eventually(lambda sentinel=sentinel: sentinel.primary_port() != old.port, limit=30)
             sentinel.be_patient(PATIENT_MS)
         for server in self.servers:
             if server is not old:

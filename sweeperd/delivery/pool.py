@@ -53,9 +53,13 @@ class Pool:
         self._numbers = itertools.count()
         #: The requests in flight of all lanes that share `concurrency`, the oldest first.
         self._in_flight: dict[Work, None] = {}
+        #: Their lanes.
+        self._busy: set[Lane] = set()
         self._threads: set[threading.Thread] = set()
         self._started = 0
         self._idle = 0
+        #: Whether a thread was woken or started that has not looked yet: it wakes the next one itself.
+        self._waking = False
         #: How long a request takes, seconds.
         self._median = LEAST_SLOW / SLOW
         #: When the next idle thread looks again.
@@ -134,7 +138,9 @@ class Pool:
     def _next(self, work: Work, last: tuple[Batch, float, Sent] | None = None) -> tuple[Lane, Batch] | None:
         """Hand back what was taken before, and take the next batch; wait for one. None: the thread ends."""
         with self._changed:
-            if last is not None:
+            if last is None:
+                self._waking = False
+            else:
                 self._done(work, *last)
             until = self._clock() + IDLE
             while True:
@@ -157,6 +163,8 @@ class Pool:
         )
         lane.works.remove(work)
         self._in_flight.pop(work, None)
+        if not lane.works:
+            self._busy.discard(lane)
         work.lane, work.entries = None, ()
         if pause:
             lane.queue.put_back(batch, pause)
@@ -175,6 +183,7 @@ class Pool:
         lane.works.append(work)
         if lane.requests is None:
             self._in_flight[work] = None
+            self._busy.add(lane)
         self._place(lane, now)
         if self._round:
             self._pass_on()
@@ -191,6 +200,8 @@ class Pool:
         full = len(self._in_flight) >= self._concurrency
         if not self._round or (full and (free_at := self._free_at(now)) > now):
             return None, min(soonest, free_at) if self._round else soonest
+        if not full and len(self._round) == 1:
+            return self._round[0], now
         slow, (slow_part, quick_part) = self._slow_after, self._parts(now)
         for place, lane in enumerate(self._round):
             if len(lane.works) < (slow_part if lane.slow(now, slow) else quick_part):
@@ -201,9 +212,12 @@ class Pool:
 
     def _free_at(self, now: float) -> float:
         """When enough requests are slow for another one to begin; in the past if one may begin now."""
-        slow = self._slow_after
-        young = [work.since for work in self._in_flight if now - work.since < slow]
-        return -math.inf if len(young) < self._concurrency else young[-self._concurrency] + slow
+        slow, most = self._slow_after, self._concurrency
+        for place, work in enumerate(self._in_flight):
+            if now - work.since < slow:  # and so are all after it
+                last = len(self._in_flight) - most
+                return next(itertools.islice(self._in_flight, last, None)).since + slow if place <= last else -math.inf
+        return -math.inf
 
     @property
     def _slow_after(self) -> float:
@@ -215,25 +229,26 @@ class Pool:
         How many requests are the part of a lane whose requests are all slow, and of any other one: of the lanes in the
         round, and those with requests in flight.
         """
-        busy = {work.lane for work in self._in_flight if work.lane and not work.lane.in_round}
-        lanes = len(self._round) + len(busy)
+        lanes = len(self._round) + sum(not lane.in_round for lane in self._busy)
         quick = lanes - len(self._slow(now))
         return -(-self._concurrency // max(1, lanes)), -(-self._concurrency // max(1, quick))
 
     def _slow(self, now: float) -> set[Lane]:
         slow = self._slow_after
-        return {work.lane for work in self._in_flight if work.lane and work.lane.slow(now, slow)}
+        return {lane for lane in self._busy if lane.slow(now, slow)}
 
     def _pass_on(self) -> None:
         """Wake or start a thread if a batch may be taken now, or if none would look again in time."""
-        now = self._clock()
-        lane, soonest = self._find(now)
+        if self._waking:
+            return
+        lane, soonest = self._find(self._clock())
         if lane is None and (soonest >= self._alarm or soonest == math.inf):
             return
         if self._idle:
             self._changed.notify()
+            self._waking = True
         else:
-            self._start()
+            self._waking = self._start()
 
     def _rest(self, now: float, soonest: float, until: float) -> None:
         """Wait for a change. One idle thread at a time looks again at `soonest`."""
@@ -245,10 +260,11 @@ class Pool:
             self._changed.wait(max(0.0, (min(soonest, until) if alarmed else until) - now))
         finally:
             self._idle -= 1
+            self._waking = False
             if alarmed and self._alarm == soonest:
                 self._alarm = math.inf
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
         self._started += 1
         thread = threading.Thread(target=self.run, name=f"send-{self._name}-{self._started}", daemon=True)
         try:
@@ -256,8 +272,9 @@ class Pool:
         except RuntimeError as error:
             if self._no_thread():
                 log.warning("no more threads send", extra={"threads": len(self._threads), "error": str(error)})
-            return
+            return False
         self._threads.add(thread)
+        return True
 
     def _place(self, lane: Lane, now: float) -> None:
         """The lane has changed: it belongs into the round, or waits, or has nothing queued."""

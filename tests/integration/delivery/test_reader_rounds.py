@@ -63,8 +63,8 @@ class Turns(threading.Event):
 class Senders(Pool):
     """A pool without threads."""
 
-    def _start(self) -> None:
-        pass
+    def _start(self) -> bool:
+        return False
 
 
 class Rounds(reader.Reader):

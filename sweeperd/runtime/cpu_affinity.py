@@ -21,8 +21,8 @@ BUSY = 0.6
 class CpuAffinity:
     """
     Keeps all threads of the process on one core. The threads share one interpreter lock, so they use one core at a time
-    anyway. Spread over several cores, they wake each other across cores at each request: an event then costs 1.25
-    times the CPU time, at 0.95 times the rate.
+    anyway. Spread over several cores, they wake each other across cores at each request: with 64 requests in flight an
+    event then costs 1.3 times the CPU time, at 0.85 times the rate.
     """
 
     def __init__(self) -> None:

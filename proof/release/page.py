@@ -1,4 +1,4 @@
-"""Writes the page of evidence: what each step found, on which commit, when, and how busy the host was."""
+"""Writes the page of evidence: what each step found, on which commit and host, and how busy the host was."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,17 +17,20 @@ def render(
     commits differ, apart from findings; None where that is not known.
     """
     found = dict(zip((step.name for step in steps), results, strict=True))
+    run = [result for result in results if result is not None]
     lines = [
         f"# Evidence for {version}",
         "",
         f"What `python -m proof.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
-        "repeat it.",
-        "Results, series and plots of each step are attached to the release. The job `machines` of the release "
-        "workflow proves the image, the blocks for systemd and cron, and the README's commands.",
+        "repeat it, and [proofs](../../proof/README.md) what each verdict judges.",
+        "Results, series and plots are attached to the release. The job `machines` of the release workflow proves the "
+        "image, the blocks for systemd and cron, and the README's commands.",
         "",
-        _commits([result for result in results if result is not None], differing),
+        _commits(run, differing),
         "",
-        "| step | shows | result | commit | date | took | load of the host |",
+        *_hosts(run),
+        "",
+        "| step | shows | result | commit | date | took | load before, after |",
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_row(step, found[step.name]) for step in steps]
@@ -53,6 +56,17 @@ def _commits(results: Sequence[Result], differing: Callable[[Sequence[str]], lis
     return f"The steps were **not** run on one commit, but on {len(commits)}: {named}.{known}"
 
 
+def _hosts(results: Sequence[Result]) -> list[str]:
+    """What the steps ran on, a line for each host, with its steps if there are several."""
+    steps: dict[str, list[str]] = {}
+    for result in results:
+        host = result.host
+        steps.setdefault(
+            f"Python {host['Python']}, {host['system']}, {host['cores']} cores, with {host['servers']}", []
+        ).append(result.step)
+    return [f"- {host}" + (f": {', '.join(names)}." if len(steps) > 1 else ".") for host, names in steps.items()]
+
+
 def _files(files: Sequence[str]) -> str:
     """A few by name, many by their folders."""
     if len(files) <= 10:
@@ -65,9 +79,7 @@ def _files(files: Sequence[str]) -> str:
 def _row(step: Step, result: Result | None) -> str:
     if result is None:
         return f"| {step.name} | {step.shows} | not run | | | | |"
-    load = (
-        f"{result.host['load average before']} to {result.host['load average after']} on {result.host['cores']} cores"
-    )
+    load = f"{result.host['load average before']}, {result.host['load average after']}"
     unchecked = bool(result.figures) and all(text.startswith("not ") for text in result.figures.values())
     verdict = "**failed**" if not result.holds else "not checked" if unchecked else "holds"
     cells = (step.name, result.shows, verdict, f"`{result.commit[:12]}`", result.began, _duration(result.seconds), load)
@@ -76,9 +88,7 @@ def _row(step: Step, result: Result | None) -> str:
 
 def _section(step: Step, result: Result) -> list[str]:
     """Up to seven lines, so that a page of all steps can be read."""
-    versions = [f"{name} {result.host[name]}" for name in ("Python", "system", "servers") if name in result.host]
-    run_on = f" on {'; '.join(versions)}" * bool(versions)
-    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`{run_on}"]
+    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`"]
     figures = "; ".join(f"{name}: {text}" for name, text in result.figures.items())
     lines += ["", " ".join(figures.split())] * bool(figures)
     if not result.holds:

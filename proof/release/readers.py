@@ -31,13 +31,12 @@ def tests(output: Output) -> Figures:
 
 
 def soak(name: str, output: Output) -> Figures:
-    """The verdicts and facts of a soak, from the file of this name that it wrote."""
+    """The facts of a soak and how many verdicts hold, from the file of this name, which has each verdict."""
     found = json.loads((output.directory / name).read_text(encoding="utf-8"))
     verdicts = found["verdicts"]
     holding = sum(verdict["holds"] for verdict in verdicts)
     facts = {"minutes": f"{found['minutes']:g}", "verdicts": f"{holding} of {len(verdicts)} hold"}
-    facts |= {fact: str(text) for fact, text in found["facts"].items()}
-    return facts | {f"{verdict['name']}: {verdict['claim']}": verdict["found"] for verdict in verdicts}
+    return facts | {fact: str(text) for fact, text in found["facts"].items()}
 
 
 def simulation(output: Output) -> Figures:
@@ -51,16 +50,17 @@ def simulation(output: Output) -> Figures:
 
 
 def gate(output: Output) -> Figures:
-    """Each ratio of the gate as its tables show it, and in how many runs it held."""
+    """Each ratio of the gate as its tables show it, and in how many runs it held unless it held in all."""
     found: dict[str, list[list[str]]] = {}
     for row in _gate_rows(output.text):
         found.setdefault(f"{row[0]}, {row[1]}", []).append(row)
     if not found:
         raise ValueError("the gate has printed no table")
     return {
-        name: f"{', '.join(row[3] for row in rows)} (baseline {rows[0][2] or 'none'}; "
-        f"holds in {sum(row[-1] == 'yes' for row in rows)} of {len(rows)})"
+        name: f"{', '.join(row[3] for row in rows)} (baseline {rows[0][2] or 'none'}"
+        + (f"; holds in {held} of {len(rows)})" if held < len(rows) else ")")
         for name, rows in found.items()
+        for held in [sum(row[-1] == "yes" for row in rows)]
     }
 
 

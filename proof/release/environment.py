@@ -1,6 +1,5 @@
 """`python -m proof.release.environment VENV` makes the environment that the other steps run in."""
 
-import platform
 import subprocess
 import sys
 from importlib import metadata
@@ -31,7 +30,7 @@ def main() -> int:
     pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "-e", ".[dev,release]"], check=True)
     (packages,) = (venv / "lib").glob("python*/site-packages")
-    keep({"Python": platform.python_version(), "system": platform.platform(terse=True)} | versions(packages))
+    keep(versions(packages))
     return 0
 
 

@@ -23,7 +23,7 @@ def render(
         "",
         f"What `python -m proof.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
         "repeat it, and [proofs](../../proof/README.md) what each verdict judges.",
-        "Results, series and plots are attached to the release. The job `machines` of the release workflow proves the "
+        "Commands, series and plots are attached to the release. The job `machines` of the release workflow proves the "
         "image, the blocks for systemd and cron, and the README's commands.",
         "",
         _commits(run, differing),
@@ -87,8 +87,8 @@ def _row(step: Step, result: Result | None) -> str:
 
 
 def _section(step: Step, result: Result) -> list[str]:
-    """Up to seven lines, so that a page of all steps can be read."""
-    lines = [f"## {step.name.capitalize()}", "", f"`{result.command}`"]
+    """A heading and its figures in a line, so that a page of all steps can be read."""
+    lines = [f"## {step.name.capitalize()}"]
     figures = "; ".join(f"{name}: {text}" for name, text in result.figures.items())
     lines += ["", " ".join(figures.split())] * bool(figures)
     if not result.holds:

@@ -18,7 +18,7 @@ def by_line(found: list[str]) -> dict[str, str]:
         mine = [
             one for one in found if one.startswith(f"{name} ") and one.split()[1].split(".")[: len(numbers)] == numbers
         ]
-        figures[line] = ", ".join(mine) or "not tested: no such server here"
+        figures[line] = ", ".join(mine) or "not tested"
     others = [one for one in found if not any(one in text for text in figures.values())]
     return figures | ({"others": ", ".join(others)} if others else {})
 

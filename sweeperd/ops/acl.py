@@ -26,6 +26,8 @@ _READS = "EXISTS GET HEXISTS HGET HLEN HMGET LLEN PTTL SCARD SISMEMBER STRLEN TY
 _COPIES = "TYPE HLEN HGETALL HMGET STRLEN GET SRANDMEMBER SISMEMBER ZRANGE ZSCORE LRANGE"
 #: The commands that check a plan before its first write.
 _PLANNED = "TYPE EXISTS HMGET GET"
+#: The commands of a lease.
+_LEASE = "SET GET PEXPIRE PTTL DEL"
 #: Glob characters; and the characters that no rule can hold, because Redis splits an ACL file at spaces.
 _SPECIAL, _UNWRITABLE = re.compile(r"[*?\[\]\\]"), re.compile(r"[\x00-\x20\x7f]")
 Role = Literal["all", "sweep", "deliver"]
@@ -61,8 +63,9 @@ class Grant(NamedTuple):
     foreign: bool = False
 
 
-def granted(duty: Duty, key: bytes, commands: str) -> Grant:
-    return Grant(duty, key, tuple(commands.split()))
+def granted(key: bytes, *, foreign: bool = False, **commands: str) -> Iterator[Grant]:
+    """The commands on a key by the name of their duty, such as `sweep="HSET HDEL"`."""
+    return (Grant(Duty[duty.upper()], key, tuple(names.split()), foreign) for duty, names in commands.items())
 
 
 def grants(settings: Settings, keys: Keys) -> list[Grant]:
@@ -82,110 +85,84 @@ def channels(settings: Settings) -> list[str]:
 
 
 def connection_grants(url: str) -> Iterator[Grant]:
-    yield granted(Duty.STATUS, b"", "TIME CLIENT|SETNAME")
+    yield from granted(b"", status="TIME CLIENT|SETNAME")
     address = redis_url.parse(url)
     if address.options.get("db"):
-        yield granted(Duty.STATUS, b"", "SELECT")
+        yield from granted(b"", status="SELECT")
     if address.topology is redis_url.Topology.CLUSTER:
-        yield granted(Duty.STATUS, b"", "CLUSTER|SLOTS ASKING")
+        yield from granted(b"", status="CLUSTER|SLOTS ASKING")
 
 
-def _reservations(keys: Keys) -> Iterable[Grant]:
-    reservation, budget = keys.reservation(ANY), keys.budget_stem + ANY
-    entry = _hash_grants(reservation)
-    yield from _swept(keys.reservation_index, entry, keys.quarantine, keys.ticks, keys.lease("sweep"))
-    yield granted(Duty.STATUS, reservation, "HGET")
-    yield granted(Duty.SWEEP, reservation, "PEXPIRE")
-    yield granted(Duty.STATUS, budget, "EXISTS HMGET")
-    yield granted(Duty.SWEEP, budget, "HSET")
-    yield granted(Duty.SHOW, budget, "HGETALL")
+def _reservations(keys: Keys) -> Iterator[Grant]:
+    reservation = keys.reservation(ANY)
+    yield from _swept(keys.reservation_index, _hash(reservation), keys.quarantine, keys.ticks, keys.lease("sweep"))
+    yield from granted(reservation, status="HGET", sweep="PEXPIRE")
+    yield from granted(keys.budget_stem + ANY, status="EXISTS HMGET", sweep="HSET", show="HGETALL")
 
 
-def _hash_grants(entry: bytes) -> Iterable[Grant]:
-    return [
-        granted(Duty.STATUS, entry, "EXISTS HMGET"),
-        granted(Duty.SWEEP, entry, "HSET"),
-        granted(Duty.SHOW, entry, "HGETALL PTTL TYPE"),
-        granted(Duty.WALK, entry, "PTTL"),
-        granted(Duty.OPERATE, entry, "HDEL PEXPIRE"),
-    ]
+def _hash(entry: bytes) -> Iterator[Grant]:
+    return granted(
+        entry, status="EXISTS HMGET", sweep="HSET", show="HGETALL PTTL TYPE", walk="PTTL", operate="HDEL PEXPIRE"
+    )
 
 
-def _swept(index: bytes, entry: Iterable[Grant], quarantine: bytes, ticks: bytes, lease: bytes) -> Iterable[Grant]:
-    return [
-        granted(Duty.STATUS, index, "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"),
-        granted(Duty.SWEEP, index, "ZADD ZREM ZMSCORE"),
-        granted(Duty.WALK, index, "ZSCAN"),
-        *entry,
-        granted(Duty.STATUS, quarantine, "ZCARD ZCOUNT ZRANGE ZSCORE"),
-        granted(Duty.SWEEP, quarantine, "ZADD"),
-        granted(Duty.OPERATE, quarantine, "ZREM"),
-        granted(Duty.STATUS, ticks, "HMGET"),
-        granted(Duty.SWEEP, ticks, "HDEL HSET"),
-        granted(Duty.STATUS, lease, "GET"),
-        granted(Duty.SWEEP, lease, "SET PEXPIRE PTTL DEL"),
-    ]
+def _swept(index: bytes, entry: Iterable[Grant], quarantine: bytes, ticks: bytes, lease: bytes) -> Iterator[Grant]:
+    reads = "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"
+    yield from granted(index, status=reads, sweep="ZADD ZREM ZMSCORE", walk="ZSCAN")
+    yield from entry
+    yield from granted(quarantine, status="ZCARD ZCOUNT ZRANGE ZSCORE", sweep="ZADD", operate="ZREM")
+    yield from granted(ticks, status="HMGET", sweep="HDEL HSET")
+    yield from granted(lease, status="GET", sweep="SET PEXPIRE PTTL DEL")
 
 
 def kind_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     quarantine, ticks = keys.kind_quarantine(kind.name), keys.kind_ticks(kind.name)
     entry = _form_grants(kind, keys)
     yield from _swept(keys.kind_index(kind.index), entry, quarantine, ticks, keys.lease(f"sweep:{kind.name}"))
-    yield granted(Duty.STATUS, keys.proofs, "HGET")
-    yield granted(Duty.SWEEP, keys.proofs, "HSET")
+    yield from granted(keys.proofs, status="HGET", sweep="HSET")
     # On Redis 6.2 each command of a plan is queued and discarded before the sweep, to learn whether it is allowed.
-    yield granted(Duty.SWEEP, b"", "INFO MULTI DISCARD")
+    yield from granted(b"", sweep="INFO MULTI DISCARD")
     if kind.script is None:
-        for command in kind.given_back:
-            if command.name != "PUBLISH":
-                name = "HSET" if command.name == "HINCRBY" else command.name
-                yield granted(Duty.STATUS, _like(keys, command.pattern), _PLANNED)
-                yield granted(Duty.SWEEP, _like(keys, command.pattern), name)
+        planned = [(each.pattern, {each.name}) for each in kind.given_back if each.name != "PUBLISH"]
     else:
-        names = {"HSET" if name == "HINCRBY" else name for name in kind.commands or FORMS} - {"PUBLISH"}
-        for pattern in kind.write_patterns:
-            yield granted(Duty.STATUS, _like(keys, pattern), _PLANNED)
-            yield granted(Duty.SWEEP, _like(keys, pattern), " ".join(sorted(names)))
-        for pattern in kind.read_patterns:
-            yield granted(Duty.STATUS, _like(keys, pattern), _READS)
+        planned = [(pattern, {*(kind.commands or FORMS)} - {"PUBLISH"}) for pattern in kind.write_patterns]
+    for pattern, names in planned:
+        # A plan's HINCRBY is written as HSET.
+        writes = {"HSET" if name == "HINCRBY" else name for name in names}
+        yield from granted(_like(keys, pattern), status=_PLANNED, sweep=" ".join(sorted(writes)))
+    for pattern in kind.read_patterns if kind.script is not None else ():
+        yield from granted(_like(keys, pattern), status=_READS)
     for pattern in dict.fromkeys([*kind.write_patterns, *kind.read_patterns]):
-        yield granted(Duty.OPERATE, _like(keys, pattern), _COPIES)
+        yield from granted(_like(keys, pattern), operate=_COPIES)
     if kind.unless is not None:
-        protected = keys.kind_protected(kind.name)
-        yield granted(Duty.STATUS, protected, "ZCARD ZRANGE ZSCORE")
-        yield granted(Duty.SWEEP, protected, "ZADD ZREM")
+        yield from granted(keys.kind_protected(kind.name), status="ZCARD ZRANGE ZSCORE", sweep="ZADD ZREM")
     if kind.unless_key is not None:
-        yield granted(Duty.STATUS, _like(keys, pattern_of(kind.unless_key)), "EXISTS")
+        yield from granted(_like(keys, pattern_of(kind.unless_key)), status="EXISTS")
     for declared in kind.sums:
         pattern = "".join(part if isinstance(part, str) else "*" for part in parse_word(declared.key))
-        yield granted(Duty.WALK, _like(keys, pattern), "HGET")
+        yield from granted(_like(keys, pattern), walk="HGET")
     if kind.channels:
-        yield granted(Duty.SWEEP, b"", "PUBLISH")
+        yield from granted(b"", sweep="PUBLISH")
 
 
 def _form_grants(kind: KindSettings, keys: Keys) -> Iterator[Grant]:
     """What the entry itself takes, and the keys that note what a hash would say of itself."""
     entry = keys.kind_entry(kind.key_parts, ANY)
     if kind.entry == "hash":
-        yield from _hash_grants(entry)
-        yield granted(Duty.OPERATE, entry, "HLEN")
+        yield from _hash(entry)
+        yield from granted(entry, operate="HLEN")
         if kind.script is not None:
-            yield granted(Duty.STATUS, entry, "HLEN HGETALL")
+            yield from granted(entry, status="HLEN HGETALL")
     elif kind.entry == "json":
-        yield granted(Duty.STATUS, entry, "EXISTS GETRANGE")
-        yield granted(Duty.SHOW, entry, "GET STRLEN PTTL TYPE")
-        yield granted(Duty.WALK, entry, "PTTL")
-        yield granted(Duty.OPERATE, entry, "PEXPIRE")
+        shown = "GET STRLEN PTTL TYPE"
+        yield from granted(entry, status="EXISTS GETRANGE", show=shown, walk="PTTL", operate="PEXPIRE")
     if kind.entry != "member":
-        yield granted(Duty.SWEEP, entry, "PEXPIRE" if kind.retention_ms else "DEL")
+        yield from granted(entry, sweep="PEXPIRE" if kind.retention_ms else "DEL")
         if kind.deadline is None:
-            yield granted(Duty.SWEEP, entry, "PTTL PERSIST")
-            yield granted(Duty.OPERATE, entry, "PERSIST")
+            yield from granted(entry, sweep="PTTL PERSIST", operate="PERSIST")
     places = {"notes": keys.kind_notes(kind.name), "marks": keys.kind_marks(kind.name)}
     for key in (key for name, key in places.items() if name in more_keys(kind)):
-        yield granted(Duty.STATUS, key, "HGET HMGET")
-        yield granted(Duty.SWEEP, key, "HSET HDEL HSCAN")
-        yield granted(Duty.OPERATE, key, "HSET HDEL")
+        yield from granted(key, status="HGET HMGET", sweep="HSET HDEL HSCAN", operate="HSET HDEL")
 
 
 def _like(keys: Keys, pattern: str) -> bytes:
@@ -194,98 +171,77 @@ def _like(keys: Keys, pattern: str) -> bytes:
 
 
 def _events(settings: Settings, keys: Keys) -> Iterator[Grant]:
-    events, letters, endpoints, circuits = keys.events, keys.dead_letters, keys.endpoints, keys.circuits
-    yield granted(Duty.STATUS, events, "EXISTS XLEN XRANGE XREVRANGE XPENDING XINFO|STREAM XINFO|GROUPS")
-    yield granted(Duty.SWEEP, events, "XADD XACK XGROUP|CREATE XGROUP|SETID XGROUP|DELCONSUMER XINFO|CONSUMERS")
-    yield granted(Duty.DELIVER, events, "XADD XACK XCLAIM XTRIM XREAD XREADGROUP")
-    yield granted(Duty.DELIVER, events, "XGROUP|CREATE XGROUP|SETID XGROUP|DESTROY XGROUP|DELCONSUMER XINFO|CONSUMERS")
-    yield granted(Duty.OPERATE, events, "XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER")
-    yield granted(Duty.STATUS, letters, "XLEN XRANGE XREVRANGE XINFO|STREAM")
-    yield granted(Duty.DELIVER, letters, "XADD")
-    yield granted(Duty.OPERATE, letters, "XDEL")
-    yield granted(Duty.STATUS, endpoints, "HGET HGETALL")
-    yield granted(Duty.DELIVER, endpoints, "HSET HDEL")
-    yield granted(Duty.OPERATE, endpoints, "HSET HDEL")
-    yield granted(Duty.STATUS, keys.groups, "HGET HGETALL")
-    yield granted(Duty.SWEEP, keys.groups, "HSET HDEL")
-    yield granted(Duty.DELIVER, keys.groups, "HSET HDEL")
-    yield granted(Duty.OPERATE, keys.groups, "HSET HDEL")
-    yield granted(Duty.STATUS, circuits, "HGETALL HMGET")
-    yield granted(Duty.DELIVER, circuits, "HSET HDEL")
-    yield granted(Duty.OPERATE, circuits, "HSET")
-    yield granted(Duty.STATUS, keys.attempts(_ANY), "XREVRANGE")
+    yield from granted(
+        keys.events,
+        status="EXISTS XLEN XRANGE XREVRANGE XPENDING XINFO|STREAM XINFO|GROUPS",
+        sweep="XADD XACK XGROUP|CREATE XGROUP|SETID XGROUP|DELCONSUMER XINFO|CONSUMERS",
+        deliver="XADD XACK XCLAIM XTRIM XREAD XREADGROUP XGROUP|CREATE XGROUP|SETID XGROUP|DESTROY XGROUP|DELCONSUMER "
+        "XINFO|CONSUMERS",
+        operate="XADD XACK XCLAIM XREADGROUP XGROUP|CREATE XGROUP|DESTROY XGROUP|DELCONSUMER",
+    )
+    yield from granted(keys.dead_letters, status="XLEN XRANGE XREVRANGE XINFO|STREAM", deliver="XADD", operate="XDEL")
+    changed = "HSET HDEL"
+    yield from granted(keys.endpoints, status="HGET HGETALL", deliver=changed, operate=changed)
+    yield from granted(keys.groups, status="HGET HGETALL", sweep=changed, deliver=changed, operate=changed)
+    yield from granted(keys.circuits, status="HGETALL HMGET", deliver=changed, operate="HSET")
+    yield from granted(keys.attempts(_ANY), status="XREVRANGE")
     if settings.events.attempts_kept:
-        yield granted(Duty.DELIVER, keys.attempts(_ANY), "XADD")
+        yield from granted(keys.attempts(_ANY), deliver="XADD")
     if any(endpoint.max_rate for endpoint in settings.webhooks.endpoints):
-        yield granted(Duty.DELIVER, keys.pace, "HGET HSET HDEL")
+        yield from granted(keys.pace, deliver="HGET HSET HDEL")
     if any(endpoint.order for endpoint in settings.webhooks.endpoints):
-        yield granted(Duty.DELIVER, keys.lease(f"order:{_ANY}"), "SET GET PEXPIRE PTTL DEL")
-    yield granted(Duty.STATUS, keys.filters, "HGETALL")
-    yield granted(Duty.DELIVER, keys.filters, "HGET HSET HDEL")
-    yield granted(Duty.STATUS, keys.processes, "HGETALL")
-    yield granted(Duty.SWEEP, keys.processes, "HSET HDEL")
-    yield granted(Duty.DELIVER, keys.processes, "HSET HDEL")
+        yield from granted(keys.lease(f"order:{_ANY}"), deliver=_LEASE)
+    yield from granted(keys.filters, status="HGETALL", deliver="HGET HSET HDEL")
+    yield from granted(keys.processes, status="HGETALL", sweep=changed, deliver=changed)
     if settings.events.wait_replicas:
-        yield granted(Duty.DELIVER, b"", "WAIT")
+        yield from granted(b"", deliver="WAIT")
     if EXPIRY_SPIKE in settings.announced:
-        yield granted(Duty.SWEEP, keys.expiry_rates, "HLEN HGET HRANDFIELD HSET HDEL")
-        yield granted(Duty.SWEEP, events, "XLEN")
+        yield from granted(keys.expiry_rates, sweep="HLEN HGET HRANDFIELD HSET HDEL")
+        yield from granted(keys.events, sweep="XLEN")
 
 
-def _commands(keys: Keys) -> Iterable[Grant]:
-    yield granted(Duty.MEMORY, b"", "INFO")
-    yield granted(Duty.WALK, b"", "SCAN DBSIZE INFO")
-    yield granted(Duty.STATUS, keys.reconcile, "HMGET")
-    yield granted(Duty.WALK, keys.reconcile, "HSET HGET HDEL")
-    yield granted(Duty.WALK, keys.lease("reconcile"), "SET GET PEXPIRE PTTL DEL")
-    yield granted(Duty.STATUS, keys.actions, "XRANGE XREVRANGE XINFO|STREAM")
-    yield granted(Duty.OPERATE, keys.actions, "XADD XTRIM XDEL")
-    yield granted(Duty.STATUS, keys.action_counts, "HMGET")
-    yield granted(Duty.OPERATE, keys.action_counts, "HGET HSET")
-    yield granted(Duty.OPERATE, keys.lease("repair-budget"), "SET GET PEXPIRE PTTL DEL")
+def _commands(keys: Keys) -> Iterator[Grant]:
+    yield from granted(b"", memory="INFO", walk="SCAN DBSIZE INFO")
+    yield from granted(keys.reconcile, status="HMGET", walk="HSET HGET HDEL")
+    yield from granted(keys.lease("reconcile"), walk=_LEASE)
+    yield from granted(keys.actions, status="XRANGE XREVRANGE XINFO|STREAM", operate="XADD XTRIM XDEL")
+    yield from granted(keys.action_counts, status="HMGET", operate="HGET HSET")
+    yield from granted(keys.lease("repair-budget"), operate=_LEASE)
 
 
-def ledger_grants(keys: Keys) -> list[Grant]:
+def ledger_grants(keys: Keys) -> Iterator[Grant]:
     """What `sweeperd.ledger` needs. Its scripts name the tenants' records in KEYS, which takes full access to them."""
-    return [
-        granted(Duty.LEDGER, keys.reservation_index, "EVAL EVALSHA ZCARD ZADD ZREM"),
-        granted(Duty.LEDGER, keys.reservation(ANY), "EXISTS HMGET HGET HSET PEXPIRE"),
-        granted(Duty.LEDGER, keys.budget_stem + ANY, "EVAL EVALSHA EXISTS HMGET HSET"),
-        granted(Duty.LEDGER, keys.idempotency_stem + ANY, "EVAL EVALSHA GET SET PTTL PEXPIRE"),
-        granted(Duty.LEDGER, keys.events, "EVAL EVALSHA XADD XINFO|STREAM"),
-        granted(Duty.LEDGER, keys.tenant(ANY), "EVAL EVALSHA GET"),
-        granted(Duty.LEDGER, b"", "TIME"),
-        granted(Duty.CYCLES_LEDGER, keys.idempotency_stem + ANY, "EXISTS"),
-        granted(Duty.CYCLES_LEDGER, keys.cycles.created_index(ANY), "EVAL EVALSHA TYPE ZSCORE ZADD"),
-        granted(Duty.CYCLES_LEDGER, keys.cycles.created_metadata(ANY), "EVAL EVALSHA TYPE HGET HSET PEXPIRE"),
-    ]
+    yield from granted(keys.reservation_index, ledger="EVAL EVALSHA ZCARD ZADD ZREM")
+    yield from granted(keys.reservation(ANY), ledger="EXISTS HMGET HGET HSET PEXPIRE")
+    yield from granted(keys.budget_stem + ANY, ledger="EVAL EVALSHA EXISTS HMGET HSET")
+    yield from granted(keys.idempotency_stem + ANY, ledger="EVAL EVALSHA GET SET PTTL PEXPIRE", cycles_ledger="EXISTS")
+    yield from granted(keys.events, ledger="EVAL EVALSHA XADD XINFO|STREAM")
+    yield from granted(keys.tenant(ANY), ledger="EVAL EVALSHA GET")
+    yield from granted(b"", ledger="TIME")
+    yield from granted(keys.cycles.created_index(ANY), cycles_ledger="EVAL EVALSHA TYPE ZSCORE ZADD")
+    yield from granted(keys.cycles.created_metadata(ANY), cycles_ledger="EVAL EVALSHA TYPE HGET HSET PEXPIRE")
 
 
 def cycles_grants(keys: Keys) -> Iterator[Grant]:
     cycles, name = keys.cycles, _ANY
-    yield granted(Duty.SWEEP, cycles.lease, "SET GET PEXPIRE")
-    yield granted(Duty.DELIVER, cycles.subscriptions(ANY), "SMEMBERS")
+    yield from granted(cycles.lease, sweep="SET GET PEXPIRE")
+    yield from granted(cycles.subscriptions(ANY), deliver="SMEMBERS")
     # The secrets that sign webhooks have names that begin like those of subscriptions: `webhook:secret:<id>`.
-    yield Grant(Duty.DELIVER, cycles.subscription(SUBSCRIPTION + ANY), ("GET",), foreign=True)
-    yield granted(Duty.DELIVER, cycles.event(name), "EXISTS SET")
-    yield granted(Duty.OPERATE, cycles.event(name), "GET PTTL")
-    yield granted(Duty.OPERATE, cycles.tenants, "SMEMBERS")
-    yield granted(Duty.OPERATE, cycles.created_index(ANY), "TYPE ZCARD")
-    yield granted(Duty.OPERATE, cycles.created_metadata(ANY), "TYPE HMGET")
-    yield granted(Duty.DELIVER, cycles.events(ANY), "ZADD ZCARD")
-    yield granted(Duty.OPERATE, cycles.all_events, "ZRANGE")
-    yield granted(Duty.DELIVER, cycles.delivery(name), "EXISTS SET")
-    yield granted(Duty.OPERATE, cycles.delivery(name), "GET PTTL")
-    yield granted(Duty.DELIVER, cycles.deliveries(name), "ZADD ZCARD")
-    yield granted(Duty.OPERATE, cycles.deliveries(name), "ZRANGE")
-    yield granted(Duty.DELIVER, cycles.dispatch, "LPUSH LLEN LINDEX LPOS")
-    yield Grant(Duty.DELIVER, cycles.dispatch_lock, ("PTTL",), foreign=True)
-    yield Grant(Duty.OPERATE, cycles.dispatch_lock, ("GET", "PTTL"), foreign=True)
-    yield Grant(Duty.OPERATE, cycles.dispatch_processing, ("LLEN",), foreign=True)
-    yield Grant(Duty.OPERATE, cycles.dispatch_failed, ("LLEN",), foreign=True)
-    yield Grant(Duty.OPERATE, cycles.webhook_security, ("GET",), foreign=True)
-    yield granted(Duty.STATUS, keys.relay, "HGET")
-    yield granted(Duty.DELIVER, keys.relay, "HMGET HSET")
+    yield from granted(cycles.subscription(SUBSCRIPTION + ANY), foreign=True, deliver="GET")
+    yield from granted(cycles.event(name), deliver="EXISTS SET", operate="GET PTTL")
+    yield from granted(cycles.tenants, operate="SMEMBERS")
+    yield from granted(cycles.created_index(ANY), operate="TYPE ZCARD")
+    yield from granted(cycles.created_metadata(ANY), operate="TYPE HMGET")
+    yield from granted(cycles.events(ANY), deliver="ZADD ZCARD")
+    yield from granted(cycles.all_events, operate="ZRANGE")
+    yield from granted(cycles.delivery(name), deliver="EXISTS SET", operate="GET PTTL")
+    yield from granted(cycles.deliveries(name), deliver="ZADD ZCARD", operate="ZRANGE")
+    yield from granted(cycles.dispatch, deliver="LPUSH LLEN LINDEX LPOS")
+    yield from granted(cycles.dispatch_lock, foreign=True, deliver="PTTL", operate="GET PTTL")
+    yield from granted(cycles.dispatch_processing, foreign=True, operate="LLEN")
+    yield from granted(cycles.dispatch_failed, foreign=True, operate="LLEN")
+    yield from granted(cycles.webhook_security, foreign=True, operate="GET")
+    yield from granted(keys.relay, status="HGET", deliver="HMGET HSET")
 
 
 class AclUser(Document):

@@ -1,8 +1,7 @@
 """Compares the status of a shard with the limits of a monitor, such as `overdue > 60s`."""
 
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from sweeperd.config.types import parse_duration
@@ -10,67 +9,34 @@ from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.status import ShardStatus
 from sweeperd.text import span
 
-#: What a value is about, and the number; infinite if it cannot be known.
-_Value = tuple[str, float]
+#: What each value is about, and the number; None if it is not known.
+_Values = Iterable[tuple[str, float | None]]
 _LIMIT = re.compile(r"\s*([a-z-]+)\s*>\s*([0-9]+)\s*([a-z%]*)\s*")
 _DURATION, _COUNT, _PERCENT = "a duration such as 60s", "a number", "a percentage such as 90%"
-
-
-def _overdue_seconds(status: ShardStatus) -> Iterator[_Value]:
-    return ((kind.kind, kind.oldest_overdue_seconds) for kind in status.kinds)
-
-
-def _overdue(status: ShardStatus) -> Iterator[_Value]:
-    return ((kind.kind, kind.overdue) for kind in status.kinds)
-
-
-def _unswept_seconds(status: ShardStatus) -> Iterator[_Value]:
-    ages = ((kind.kind, kind.tick_age_seconds) for kind in status.kinds)
-    return ((kind, math.inf if age is None else age) for kind, age in ages)
-
-
-def _quarantined(status: ShardStatus) -> Iterator[_Value]:
-    return ((kind.kind, kind.quarantined) for kind in status.kinds)
 
 
 def _endpoints(status: ShardStatus) -> Iterator[EndpointDocument]:
     return (endpoint for endpoint in status.endpoints if endpoint.state not in ("group", "unknown"))
 
 
-def _undelivered_seconds(status: ShardStatus) -> Iterator[_Value]:
-    ages = ((each.endpoint, each.pending, each.oldest_pending_seconds) for each in _endpoints(status))
-    return ((name, math.inf if pending is None else age) for name, pending, age in ages)
-
-
-def _undelivered(status: ShardStatus) -> Iterator[_Value]:
-    pending = ((each.endpoint, each.pending) for each in _endpoints(status))
-    return ((name, math.inf if count is None else count) for name, count in pending)
-
-
-def _dead_letters(status: ShardStatus) -> Iterator[_Value]:
-    yield "", status.dead_letters
-
-
-def _silent(status: ShardStatus) -> Iterator[_Value]:
-    """The silent processes."""
-    yield "", math.inf if status.processes.known is None else len(status.processes.silent)
-
-
-def _memory(status: ShardStatus) -> Iterator[_Value]:
-    """The used share of maxmemory, percent."""
-    percent = status.memory_percent
-    yield "", math.inf if status.memory is None else percent or 0
-
-
 #: The words, and the values that each compares by what its limit is.
-_WORDS: dict[str, dict[str, Callable[[ShardStatus], Iterator[_Value]]]] = {
-    "overdue": {_DURATION: _overdue_seconds, _COUNT: _overdue},
-    "unswept": {_DURATION: _unswept_seconds},
-    "quarantined": {_COUNT: _quarantined},
-    "undelivered": {_DURATION: _undelivered_seconds, _COUNT: _undelivered},
-    "dead-letters": {_COUNT: _dead_letters},
-    "silent": {_COUNT: _silent},
-    "memory": {_PERCENT: _memory},
+_WORDS: dict[str, dict[str, Callable[[ShardStatus], _Values]]] = {
+    "overdue": {
+        _DURATION: lambda status: ((kind.kind, kind.oldest_overdue_seconds) for kind in status.kinds),
+        _COUNT: lambda status: ((kind.kind, kind.overdue) for kind in status.kinds),
+    },
+    "unswept": {_DURATION: lambda status: ((kind.kind, kind.tick_age_seconds) for kind in status.kinds)},
+    "quarantined": {_COUNT: lambda status: ((kind.kind, kind.quarantined) for kind in status.kinds)},
+    "undelivered": {
+        _DURATION: lambda status: (
+            (each.endpoint, None if each.pending is None else each.oldest_pending_seconds)
+            for each in _endpoints(status)
+        ),
+        _COUNT: lambda status: ((each.endpoint, each.pending) for each in _endpoints(status)),
+    },
+    "dead-letters": {_COUNT: lambda status: [("", status.dead_letters)]},
+    "silent": {_COUNT: lambda status: [("", None if status.processes.known is None else len(status.processes.silent))]},
+    "memory": {_PERCENT: lambda status: [("", None if status.memory is None else status.memory_percent or 0)]},
 }
 
 
@@ -99,12 +65,12 @@ class Limit:
     def passed(self, status: ShardStatus) -> Iterator[str]:
         """A line for each value above the limit, of a shard that answers. A value that is not known is above."""
         for name, value in _WORDS[self.word][self.unit](status):
-            if value > self.most:
+            if value is None or value > self.most:
                 of = f" of {name}" if name else ""
                 yield f"shard {status.name}: {self.word}{of} is {self._shown(value)}, limit {self.text}"
 
-    def _shown(self, value: float) -> str:
-        if math.isinf(value):
+    def _shown(self, value: float | None) -> str:
+        if value is None:
             return "never swept" if self.word == "unswept" else "not known"
         if self.unit is _DURATION:
             return span(value)

@@ -25,19 +25,13 @@ from sweeperd.logs import dropped_lines
 _HASH = 8
 #: The label of all tenants beyond the limit.
 OTHER_TENANTS = "_other"
-#: The built-in kind.
 #: For one request, seconds.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 #: The states of an endpoint from best to worst.
 ENDPOINT_STATES = ("delivering", "muted", "open", "paused")
 #: Labels.
-SHARD, ENDPOINT, SWEEP, GROUP, RESULT = (
-    ["shard"],
-    ["endpoint"],
-    ["shard", "kind"],
-    ["shard", "group"],
-    ["endpoint", "result"],
-)
+SHARD, ENDPOINT, RESULT = ["shard"], ["endpoint"], ["endpoint", "result"]
+SWEEP, GROUP = ["shard", "kind"], ["shard", "group"]
 #: From the sweep of an idle shard to a drain that uses its whole time budget, seconds.
 SWEEP_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: Normally up to the precision, or to the interval without one; hours after an outage. Seconds.
@@ -89,12 +83,10 @@ class KeptCounter:
         self._values: dict[str, dict[str, int]] = {}
 
     def set(self, shard: str, values: dict[str, int]) -> None:
-        """Set the values of one shard."""
         with self._lock:
             self._values[shard] = dict(values)
 
     def forget(self, shard: str) -> None:
-        """Drop the series of a shard that is no longer configured."""
         with self._lock:
             self._values.pop(shard, None)
 
@@ -125,13 +117,7 @@ class ReconcileMetrics:
     def __init__(self, registry: CollectorRegistry, *, lasting: bool) -> None:
         counter = functools.partial(Counter, registry=registry if lasting else None)
         gauge = functools.partial(Gauge, registry=registry if lasting else None)
-        #: Shard -> kind -> its findings.
-        self._shown: dict[str, dict[str, list[str]]] = {}
-        self.findings = gauge(
-            "sweeperd_reconcile_findings",
-            "Findings of the last walk",
-            ["shard", "kind", "finding"],
-        )
+        self.findings = gauge("sweeperd_reconcile_findings", "Findings of the last walk", [*SWEEP, "finding"])
         self.last = gauge(
             "sweeperd_reconcile_last_timestamp_seconds", "When the last walk over a kind's entries ended", SWEEP
         )
@@ -140,9 +126,8 @@ class ReconcileMetrics:
         )
         self.runs = counter("sweeperd_reconcile_runs_total", "Walks of this process by result", [*SWEEP, "result"])
 
-    def announce(self, shard: str, kind: str, findings: list[str]) -> None:
+    def announce(self, shard: str, kind: str) -> None:
         """Create the series of a kind's walks at 0. The findings appear after the first walk."""
-        self._shown.setdefault(shard, {})[kind] = findings
         for result in ("ok", "error"):
             self.runs.labels(shard, kind, result)
 
@@ -157,25 +142,16 @@ class ReconcileMetrics:
         Keep only the series of these kinds. The findings of other kinds would never change again, and their counts of
         walks would make an alert wait for the next walk.
         """
-        known = self._shown.get(shard, {})
-        for name in known.keys() - set(kinds):
-            for finding in known.pop(name):
-                _remove(self.findings, shard, name, finding)
-            _remove(self.last, shard, name)
-            for result in ("ok", "error"):
-                _remove(self.runs, shard, name, result)
-            _remove(self.foreign_expiries, shard, name)
-
-    def forget_shard(self, shard: str) -> None:
-        """Drop all series of a shard that is no longer configured."""
-        self.retain(shard, ())
-        self._shown.pop(shard, None)
+        _remove(shard, self.findings, self.last, self.runs, self.foreign_expiries, kept=kinds)
 
 
-def _remove(metric: Gauge | Counter, *labels: str) -> None:
-    """Remove a series if it exists."""
-    with contextlib.suppress(KeyError):
-        metric.remove(*labels)
+def _remove(label: str, *metrics: Gauge | Counter, kept: Collection[str] = ()) -> None:
+    """Remove the series with this first label, a shard or an endpoint, except those whose second label is kept."""
+    for metric in metrics:
+        for labels in {tuple(each.labels.values()) for family in metric.collect() for each in family.samples}:
+            if labels[0] == label and not set(labels[1:2]) & set(kept):
+                with contextlib.suppress(KeyError):  # another thread has removed it
+                    metric.remove(*labels)
 
 
 class WebhookMetrics:
@@ -190,8 +166,6 @@ class WebhookMetrics:
         self._waiting: dict[str, dict[str, tuple[int, float, int]]] = {}
         #: Endpoint -> shard -> state.
         self._states: dict[str, dict[str, str]] = {}
-        #: Shard -> its groups of `events.groups`.
-        self._groups: dict[str, set[str]] = {}
         self.attempts = counter("sweeperd_webhook_attempts_total", "Webhook requests by result", RESULT)
         self.events = counter("sweeperd_webhook_events_total", "Events sent, by result after immediate retries", RESULT)
         self.duration = histogram(
@@ -277,27 +251,19 @@ class WebhookMetrics:
     def forget(self, endpoint: str) -> None:
         """Drop the gauges of an endpoint that is no longer configured."""
         with self._lock:
-            if self._waiting.pop(endpoint, None) is not None:
-                self.pending.remove(endpoint)
-                self._deliverable.remove(endpoint)
-                self.oldest_pending.remove(endpoint)
-                self.present_letters.remove(endpoint)
-            if self._states.pop(endpoint, None) is not None:
-                for state in ENDPOINT_STATES:
-                    self._endpoint_state.remove(endpoint, state)
+            self._waiting.pop(endpoint, None)
+            self._states.pop(endpoint, None)
+            gauges = self.pending, self._deliverable, self.oldest_pending, self.present_letters, self._endpoint_state
+            _remove(endpoint, *gauges)
 
     def stream_group(self, shard: str, group: str, oldest_seconds: float, trimmed: int) -> None:
         """Set the age of a group's oldest unacknowledged event, and count its trimmed events."""
-        self._groups.setdefault(shard, set()).add(group)
         self._group_oldest.labels(shard, group).set(oldest_seconds)
         self._group_trimmed.labels(shard, group).inc(trimmed)
 
     def retain_groups(self, shard: str, groups: Collection[str]) -> None:
         """Drop the gauges of all groups except these."""
-        known = self._groups.get(shard, set())
-        for group in known - set(groups):
-            _remove(self._group_oldest, shard, group)
-            known.remove(group)
+        _remove(shard, self._group_oldest, kept=groups)
 
     def forget_shard(self, shard: str) -> None:
         """Leave out a shard that is no longer configured."""
@@ -309,7 +275,7 @@ class WebhookMetrics:
             for endpoint, states in self._states.items():
                 if states.pop(shard, None) is not None:
                     self._show_state(endpoint, states)
-        _remove(self.relay_waiting, shard)
+        _remove(shard, self.relay_waiting)
 
     def _show_state(self, endpoint: str, on_shards: dict[str, str]) -> None:
         worst = max(on_shards.values(), key=ENDPOINT_STATES.index, default="")
@@ -414,8 +380,6 @@ class SweepMetrics:
         self._tenant_label = tenant_label
         self._tenants = tenants
         self.cycles = CyclesMetrics(registry if cycles else None, tenants, tenant_label=tenant_label and cycles)
-        #: Shard -> its kinds.
-        self._swept: dict[str, set[str]] = {}
         self.sweeps = counter("sweeperd_sweeps_total", "Sweeps by result", [*SWEEP, "result"])
         self.sweep_duration = histogram(
             "sweeperd_sweep_duration_seconds", "Duration of sweeps", SWEEP, buckets=SWEEP_BUCKETS
@@ -466,7 +430,6 @@ class SweepMetrics:
 
     def announce(self, shard: str, kind: str, outcomes: list[str], reasons: list[str]) -> None:
         """Create the series of a kind on a shard at 0, so that rates include the first event."""
-        self._swept.setdefault(shard, set()).add(kind)
         for result in ("ok", "error", "standby"):
             self.sweeps.labels(shard, kind, result)
         for outcome in outcomes:
@@ -491,27 +454,21 @@ class SweepMetrics:
         """Set the memory of Redis and its maxmemory, bytes. None: unknown, or no maxmemory."""
         for gauge, value in ((self._memory_used, used), (self._memory_limit, limit)):
             if value is None:
-                _remove(gauge, shard)
+                _remove(shard, gauge)
             else:
                 gauge.labels(shard).set(value)
 
     def retain(self, shard: str, kinds: Collection[str]) -> None:
         """Drop the gauges, and the counts of sweeps, of all kinds except these."""
-        swept = self._swept.get(shard, set())
         backlog = (self.alive_entries, self.due_entries, self.oldest_due, self.quarantined_entries, self.far_ahead)
         more = (self.protected_entries, self.oldest_protected, self.held_entries, self.unproven, self.deferred_entries)
-        for kind in swept - set(kinds):
-            for gauge in (self.pipeline_depth, *backlog, *more):
-                _remove(gauge, shard, kind)
-            for result in ("ok", "error", "standby"):  # they would not grow, as if nothing swept the kind
-                _remove(self.sweeps, shard, kind, result)
-            swept.remove(kind)
+        # A count of sweeps would not grow, as if nothing swept the kind.
+        _remove(shard, self.pipeline_depth, self.sweeps, *backlog, *more, kept=kinds)
 
     def forget_shard(self, shard: str) -> None:
         """Drop the gauges of a shard that is no longer configured."""
         self.retain(shard, ())
-        _remove(self.redis_up, shard)
-        self.set_memory(shard, None, None)
+        _remove(shard, self.redis_up, self._memory_used, self._memory_limit)
 
 
 class Metrics:
@@ -543,8 +500,6 @@ class Metrics:
             ["shard", "process"],
             registry=registry if lasting else None,
         )
-        #: Shard -> its silent processes.
-        self._silent_on: dict[str, set[str]] = {}
         self.operator_actions = KeptCounter(
             "sweeperd_operator_actions_total", "Operator actions, counted in Redis", ["shard", "action"]
         )
@@ -562,9 +517,7 @@ class Metrics:
 
     def set_silent_processes(self, shard: str, ages: Mapping[str, float]) -> None:
         """Set the time since the last heartbeat of each silent process, seconds, and drop all others of the shard."""
-        for process in self._silent_on.get(shard, set()) - ages.keys():
-            _remove(self._silent, shard, process)
-        self._silent_on[shard] = set(ages)
+        _remove(shard, self._silent, kept=ages)
         for process, age in ages.items():
             self._silent.labels(shard, process).set(age)
 
@@ -577,7 +530,7 @@ class Metrics:
         """Drop the series of a shard that is no longer configured, except counters of events."""
         self.sweep.forget_shard(shard)
         self.webhooks.forget_shard(shard)
-        self.reconcile.forget_shard(shard)
-        self.set_silent_processes(shard, {})
+        self.reconcile.retain(shard, ())
+        _remove(shard, self._silent)
         self.operator_actions.forget(shard)
         self.operator_changes.forget(shard)

@@ -43,7 +43,7 @@ class DailyWalk:
         self._store = WalkStore(shard, kind.walk_suffix)
         #: The last walk of this process if Redis was too full to keep it.
         self._own: LastWalk | None = None
-        self._metrics.announce(shard.name, kind.name, list(self._faults))
+        self._metrics.announce(shard.name, kind.name)
 
     def last(self) -> LastWalk | None:
         """The last complete walk by any process, whose findings are exported."""

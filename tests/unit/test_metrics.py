@@ -42,7 +42,7 @@ def filled(*, tenant_label: bool = True) -> Metrics:
     metrics.sweep.set_memory("s1", 1, 1)
     metrics.webhooks.waiting("s1", "billing", 1, 1)
     metrics.webhooks.endpoint_state("s1", "billing", "delivering")
-    metrics.reconcile.announce("s1", "reservations", ["lost"])
+    metrics.reconcile.announce("s1", "reservations")
     metrics.reconcile.reconciled("s1", "reservations", {"lost": 1}, 1.0)
     metrics.reconcile.foreign_expiries.labels("s1", "reservations").set(0)
     metrics.set_silent_processes("s1", {"host-1": 60.0})
@@ -348,7 +348,7 @@ def test_what_is_walked_no_more_shows_nothing() -> None:
         }
 
     for kind in ("reservations", "lock"):
-        metrics.reconcile.announce("eu", kind, ["lost"])
+        metrics.reconcile.announce("eu", kind)
         metrics.reconcile.reconciled("eu", kind, {"lost": 1}, 1.0)
     metrics.reconcile.foreign_expiries.labels("eu", "reservations").set(1)
     names = ("findings", "last_timestamp_seconds", "runs")

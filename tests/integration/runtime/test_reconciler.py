@@ -195,10 +195,10 @@ def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, re
 def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
     patrol, metrics = replica()
     patrol.run_if_due()
-    metrics.reconcile.announce("other", "reservations", ["lost"])
+    metrics.reconcile.announce("other", "reservations")
     metrics.reconcile.reconciled("other", "reservations", {"lost": 2}, 1.0)
-    metrics.reconcile.forget_shard("default")
-    metrics.reconcile.forget_shard("default")
+    metrics.reconcile.retain("default", ())
+    metrics.reconcile.retain("default", ())
     assert findings(metrics) == {"lost": 2}
     assert runs(metrics) is None, "an alert waits for the first walk where there is this series"
 

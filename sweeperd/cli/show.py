@@ -1,6 +1,6 @@
 """`sweeperd show`: shows one entry, and what a sweep would do with it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 
@@ -9,10 +9,10 @@ from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Cell, Output, printable, shortened
 from sweeperd.cli.shards import Run, check_name, on_shards
 from sweeperd.ops.search import BatchDocument, EventMatches, ShowDocument, find_by_event_id, is_event_id
-from sweeperd.ops.show import EventDelivery, EventDocument, Fate, Inspection, inspect_all
+from sweeperd.ops.show import EventDelivery, EventDocument, Fate, InspectionDocument, inspect_all
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.text import decode, span, timestamp
+from sweeperd.text import span, timestamp
 
 DetailRow = tuple[str, object, object]
 
@@ -37,38 +37,35 @@ def command(run: Run, entry: str, kind: str | None) -> None:
         check_name("kind", kind, names)
         names = [kind]
     seen = run.each(lambda shard: list(inspect_all(run.settings, shard, names, entry)))
-    found = [(shard, inspection) for shard, inspections in seen for inspection in inspections]
-    if len(kinds := {inspection.kind.name for _, inspection in found}) > 1:
+    found = [inspection for _, inspections in seen for inspection in inspections]
+    if len(kinds := {inspection.kind for inspection in found}) > 1:
         fail(f"{' and '.join(sorted(kinds))} have this id; choose one with --kind", Exit.USAGE)
     search = not found and is_event_id(entry)
     sent = run.each(lambda shard: find_by_event_id(run.settings, shard, entry)) if search else []
-    known = bool(found) or any(each.entries or each.events or each.batches for _, each in sent)
+    document = ShowDocument.of(found, [each for _, each in sent], run.down)
+    known = bool(document.shards or document.events or document.batches)
+    labels = {name: kind.labels.entry for name, kind in kinds_of(run.settings, run.shards[0]).items()}
     if known and run.output.as_json:
-        run.report(ShowDocument.of(found, sent, run.down))
+        run.report(document)
     elif known:
-        _show(run.output, found, sent)
+        _show(run.output, document, labels)
     if not known and not run.down:
         run.output.name_address()
-        fail(_unknown(run, names, entry, sent), Exit.FAILED)
+        fail(_unknown([labels[name] for name in names], entry, sent), Exit.FAILED)
 
 
-def _unknown(run: Run, names: Sequence[str], entry: str, sent: Sequence[tuple[Shard, EventMatches]]) -> str:
+def _unknown(words: Sequence[str], entry: str, sent: Sequence[tuple[Shard, EventMatches]]) -> str:
     """The error for an unknown id, with how far back the search went."""
-    words = [kinds_of(run.settings, run.shards[0])[name].labels.entry for name in names]
     thing = " or ".join([*words, *(["event"] if sent else [])]) or "kind"
     searched = [(shard, each.looked) for shard, each in sent if not each.looked.complete]
     looked = ", ".join(f"{shard.name} back to {_time(each.back_to or 0)}" for shard, each in searched)
     return f"there is no {thing} {shortened(printable(entry))}" + (f"; searched the events of {looked}" * bool(looked))
 
 
-def _show(
-    output: Output, found: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
-) -> None:
-    rows = [row for shard, inspection in found for row in _rows(shard, inspection)]
-    for shard, each in sent:
-        rows += [row for inspection in each.entries for row in _rows(shard, inspection)]
-        rows += [row for event in each.events for row in _event_rows(f"event on {shard.name}", event)]
-        rows += [row for batch in each.batches for row in _batch_rows(batch)]
+def _show(output: Output, document: ShowDocument, labels: Mapping[str, str]) -> None:
+    rows = [row for entry in document.shards for row in _rows(entry, labels[entry.kind])]
+    rows += [row for event in document.events for row in _event_rows(f"event on {event.shard}", event)]
+    rows += [row for batch in document.batches for row in _batch_rows(batch)]
     if not output.terminal:
         output.table(("section", "name", "value"), rows)
         return
@@ -80,35 +77,34 @@ def _show(
         output.say("")
 
 
-def _rows(shard: Shard, inspection: Inspection) -> Iterator[DetailRow]:
-    about = f"{inspection.kind.labels.entry} on {shard.name}"
-    yield about, "id", decode(inspection.id)
-    yield about, "key", decode(inspection.key)
-    if inspection.type != "hash":
-        yield about, "type", Cell(inspection.type, "red")
-    for name, value in inspection.fields.items():
-        yield about, decode(name), _value(decode(name), decode(value))
-    if inspection.ttl_ms is not None:
-        yield about, "(TTL)", span(inspection.ttl_ms / 1000)
-    yield about, "(in the index)", "no" if inspection.score is None else _time(inspection.score)
-    if inspection.quarantined_at is not None:
-        yield about, "(quarantined)", Cell(_time(inspection.quarantined_at), "red")
-    for scope, budget in inspection.budgets.items():
-        yield f"budgets on {shard.name}", decode(scope), _budget(budget)
-    if inspection.event is not None:
-        yield from _event_rows(f"event on {shard.name}", inspection.event)
-    elif b"expired_at" in inspection.fields:
-        yield f"event on {shard.name}", "(none)", "not in the stream, or trimmed"
-    decision, sweep = inspection.explanation.decision, f"a sweep of {shard.name} now"
-    yield sweep, "would decide", Cell(decision.outcome.value, "bold")
-    yield sweep, "because", inspection.why
-    if inspection.score is None:
+def _rows(entry: InspectionDocument, label: str) -> Iterator[DetailRow]:
+    about, of_event, sweep = f"{label} on {entry.shard}", f"event on {entry.shard}", f"a sweep of {entry.shard} now"
+    yield about, "id", entry.id
+    yield about, "key", entry.key
+    if entry.type != "hash":
+        yield about, "type", Cell(entry.type, "red")
+    for name, value in entry.fields.items():
+        yield about, name, _value(name, value)
+    if entry.ttl_ms is not None:
+        yield about, "(TTL)", span(entry.ttl_ms / 1000)
+    yield about, "(in the index)", "no" if entry.score is None else _time(entry.score)
+    if entry.quarantined_at is not None:
+        yield about, "(quarantined)", Cell(_time(entry.quarantined_at), "red")
+    for scope, budget in entry.budgets.items():
+        yield f"budgets on {entry.shard}", scope, _budget(budget)
+    if entry.event is not None:
+        yield from _event_rows(of_event, entry.event)
+    elif "expired_at" in entry.fields:
+        yield of_event, "(none)", "not in the stream, or trimmed"
+    yield sweep, "would decide", Cell(entry.sweep.outcome, "bold")
+    yield sweep, "because", entry.sweep.why
+    if entry.score is None:
         yield sweep, "but", "no sweep reads it, because it is not in the index"
-    for write in inspection.explanation.writes:
-        yield sweep, "would write", " ".join(map(decode, write))
-    for line in inspection.commands:
+    for write in entry.sweep.writes:
+        yield sweep, "would write", " ".join(write)
+    for line in entry.commands:
         if not line.startswith("sweeperd show "):
-            yield f"next on {shard.name}", "run", line
+            yield f"next on {entry.shard}", "run", line
 
 
 def _event_rows(section: str, event: EventDocument) -> Iterator[DetailRow]:
@@ -145,14 +141,13 @@ def _delivery(delivery: EventDelivery) -> str:
     return delivery.fate.value
 
 
-def _budget(budget: dict[bytes, bytes] | str | None) -> object:
+def _budget(budget: dict[str, str] | str | None) -> object:
     if budget is None:
         return Cell("missing", "yellow")
     if isinstance(budget, str):
         return Cell(f"a {budget} instead of a hash", "red")
-    leading = (b"reserved", b"remaining", b"spent", b"debt", b"allocated")
-    first = {name: budget[name] for name in leading if name in budget}
-    return " ".join(f"{decode(name)}={decode(value)}" for name, value in (first | budget).items())
+    first = {name: budget[name] for name in ("reserved", "remaining", "spent", "debt", "allocated") if name in budget}
+    return " ".join(f"{name}={value}" for name, value in (first | budget).items())
 
 
 def _value(name: str, value: str) -> str:

@@ -78,11 +78,11 @@ class EntryPages:
 
     def _entry(self, names: Sequence[str], kinds: Sequence[str], text: str) -> dict[str, Any]:
         found, down = self._each(names, lambda shard: list(inspect_all(self._settings, shard, kinds, text)))
-        entries = [(shard, inspection) for shard, inspections in found for inspection in inspections]
-        sent: list[tuple[Shard, EventMatches]] = []
+        entries, sent = [entry for _, inspections in found for entry in inspections], list[EventMatches]()
         if not entries and is_event_id(text):
-            sent, down = self._each(names, lambda shard: find_by_event_id(self._settings, shard, text))
-        return ShowDocument.of(entries, sent, down).as_json() | {"looked": [each.looked.as_json() for _, each in sent]}
+            matches, down = self._each(names, lambda shard: find_by_event_id(self._settings, shard, text))
+            sent = [each for _, each in matches]
+        return ShowDocument.of(entries, sent, down).as_json() | {"looked": [each.looked.as_json() for each in sent]}
 
     def _search(self, shard: Shard, asked: Mapping[str, str]) -> dict[str, Any]:
         """Entries with this id, events with this id or tenant, and the event or batch with this webhook id."""

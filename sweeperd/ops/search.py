@@ -15,7 +15,6 @@ from sweeperd.ops.show import (
     AttemptDocument,
     EventDocument,
     Fields,
-    Inspection,
     InspectionDocument,
     inspect,
     read_event,
@@ -96,13 +95,18 @@ class BatchDocument(Document):
     attempts: list[AttemptDocument] = Field(description="Newest first.")
 
 
+class LooseEvent(EventDocument):
+    """An operational event, or an event of a kind that is not configured."""
+
+    shard: str
+
+
 @dataclass(frozen=True, slots=True)
 class EventMatches:
     """What one shard knows of a webhook id."""
 
-    entries: tuple[Inspection, ...]
-    #: Operational events, and events of a kind that is not configured.
-    events: tuple[EventDocument, ...]
+    entries: tuple[InspectionDocument, ...]
+    events: tuple[LooseEvent, ...]
     batches: tuple[BatchDocument, ...]
     looked: LookBackDocument
 
@@ -127,14 +131,14 @@ def find_by_event_id(settings: Settings, shard: Shard, text: str) -> EventMatche
             )
     else:
         (rows,) = streams.exactly(shard.client, shard.keys.events, [text])
-    entries, events = list[Inspection](), list[EventDocument]()
+    entries, events = list[InspectionDocument](), list[LooseEvent]()
     for row in rows:
         kind = kinds_of(settings, shard).get(kind_of_event(row[1])) if is_expiry(row[1]) else None
         inspection = inspect(settings, shard, kind, row[1].get(b"id", b""), row) if kind else None
         if inspection:
             entries.append(inspection)
         else:
-            events.append(read_event(settings, shard, row))
+            events.append(LooseEvent.made_of(read_event(settings, shard, row), shard=shard.name))
     return EventMatches(tuple(entries), tuple(events), batches, looked)
 
 
@@ -190,12 +194,6 @@ def _at_endpoints(
         )
 
 
-class LooseEvent(EventDocument):
-    """An operational event, or an event of a kind that is not configured."""
-
-    shard: str
-
-
 class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
     """An entry, on each shard that knows it; otherwise the event or the batch with this id."""
 
@@ -205,21 +203,10 @@ class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
     down: Down
 
     @classmethod
-    def of(
-        cls, entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]], down: Any
-    ) -> "ShowDocument":
-        events = [LooseEvent.made_of(event, shard=shard.name) for shard, known in sent for event in known.events]
-        batches = [batch for _, known in sent for batch in known.batches]
+    def of(cls, entries: Sequence[InspectionDocument], sent: Sequence[EventMatches], down: Any) -> "ShowDocument":
         return cls(
-            shards=[InspectionDocument.of(*each) for each in all_inspections(entries, sent)],
-            events=events,
-            batches=batches,
+            shards=[*entries, *(entry for known in sent for entry in known.entries)],
+            events=[event for known in sent for event in known.events],
+            batches=[batch for known in sent for batch in known.batches],
             down=down,
         )
-
-
-def all_inspections(
-    entries: Sequence[tuple[Shard, Inspection]], sent: Sequence[tuple[Shard, EventMatches]]
-) -> list[tuple[Shard, Inspection]]:
-    """The inspections of a ShowDocument, in order."""
-    return [*entries, *((shard, each) for shard, known in sent for each in known.entries)]

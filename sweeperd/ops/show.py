@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, cast
 
-from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, WithJsonSchema
+from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
@@ -39,6 +39,10 @@ _WHY = {
     Outcome.NOT_DUE: "its deadline is in the future; the index would be set to it",
 }
 Fields = dict[bytes, bytes]
+_Score = Annotated[
+    float | None,
+    PlainSerializer(lambda score: None if score is None else moment_ms(score), return_type=float | None),
+]
 
 
 class Fate(enum.StrEnum):
@@ -108,129 +112,127 @@ class EventDocument(Document):
     attempts: list[AttemptDocument] = Field(description="Newest first, including batches that span the event.")
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    kind: Kind
-    id: bytes
-    #: The name of the hash.
-    key: bytes
-    #: When the entry was read, ms on Redis's clock.
-    now_ms: int
-    #: The Redis type of the key: `hash`, `none`, or a wrong one.
-    type: str
-    fields: Fields
-    #: The TTL of the hash; None if it has none.
+class VerdictDocument(Document):
+    outcome: str
+    detail: str
+    why: str
+    writes: list[list[Text]] = Field(description="The commands that it would run.")
+
+
+class InspectionDocument(Document):
+    shard: str
+    kind: str = Field(description="`reservations`, or a configured kind.")
+    id: Text
+    key: Text
+    type: str = Field(description="The Redis type of the key; none if it does not exist.")
+    fields: dict[Text, Text] = Field(description="The hash as it is stored.")
     ttl_ms: int | None
-    #: In the index, ms; None if it is not there.
-    score: float | None
-    #: In the quarantine, ms; None if it is not there.
-    quarantined_at: float | None
-    #: By scope, in order; None if there is no such budget.
-    budgets: dict[bytes, Fields | str | None]
-    #: None if the entry has not expired, or if the event was trimmed.
+    score: _Score = Field(description="The deadline in the index, ms, clamped to 0 to 2^53.")
+    quarantined_at: Moment | None
+    budgets: dict[Text, dict[Text, Text] | str | None] = Field(
+        description="The hash of each scope's budget; the type of the key if it is not a hash; null if there is none."
+    )
     event: EventDocument | None
-    #: What a sweep would decide now.
-    explanation: Explanation
-    #: The shard that commands have to name; empty if there is only one.
-    shard: str = ""
+    sweep: VerdictDocument
+    commands: list[str] = Field(description="What an operator can run next.")
 
-    @property
-    def underflows(self) -> list[tuple[bytes, int, int]]:
-        """The scopes for which RESERVED_UNDERFLOW is decided: the scope, what is reserved, what is to be given back."""
-        amount = whole(self.fields.get(b"estimate_amount", b""))
-        if self.explanation.decision.detail != "RESERVED_UNDERFLOW" or amount is None:
-            return []
-        found = []
-        for scope, mentions in Counter(_scopes(self.fields)).items():
-            budget = self.budgets.get(scope)
-            if not isinstance(budget, dict) or budget.get(b"status") == b"CLOSED":
-                continue
-            reserved = integer(budget.get(b"reserved", b""))
-            if reserved is not None and reserved < mentions * amount:
-                found.append((scope, reserved, mentions * amount))
-        return found
 
-    @property
-    def commands(self) -> list[str]:
-        """The commands that apply to the entry, without those that cannot be copied."""
-        options = ("--shard", self.shard) if self.shard else ()
-        kind, id_ = kind_option(self.kind.name), decode(self.id)
-        named = [*options, *(["--"] if id_.startswith("-") else []), id_]
-        unit = self.fields.get(b"estimate_unit", b"")
-        words: list[Sequence[str]] = [
-            ("reconcile", "--repair-budget", decode(scope + b":" + unit), *options) for scope, _, _ in self.underflows
-        ]
-        words.append(("show", *kind, *named))
-        if self.quarantined_at is not None:
-            words += [("quarantine", verb, *kind, *named) for verb in ("requeue", "dismiss")]
-        for delivery in self.event.deliveries if self.event else ():
-            if delivery.fate is Fate.DEAD_LETTER:
-                words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *options))
-            elif delivery.fate is Fate.PENDING and self.event:
-                words.append(("endpoints", "skip", delivery.endpoint, self.event.webhook_id, *options))
-        return list(dict.fromkeys(filter(None, (command_line(*each) for each in words))))
-
-    @property
-    def why(self) -> str:
-        """The reason of the decision, for operators."""
-        decision = self.explanation.decision
-        if decision.outcome is Outcome.EXPIRED:
-            lacking = (
-                f"; there is no {self.kind.labels.lacking} {', '.join(decision.missing)}" if decision.missing else ""
-            )
-            if any(self.kind.protected in write for write in self.explanation.writes):
-                return f"deadline and grace have passed, and `unless` no longer protects it{lacking}"
-            return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
-        if decision.outcome is Outcome.QUARANTINED:
-            why = decision.why or self.kind.reasons.get(decision.detail, "")
-            lacks = [
-                f"{decode(scope)} has {reserved} reserved, {wanted} to give back"
-                for scope, reserved, wanted in self.underflows
-            ]
-            return f"{decision.detail}: {'; '.join([why, *lacks])}"
-        if decision.outcome is Outcome.HELD:
-            return f"no active entry of the kind was seen yet, so it stays; {decision.why or 'it has no hash'}"
-        if decision.outcome is Outcome.SKIPPED:
-            return f"it is already {decision.detail}; the index entry would be removed"
-        if decision.outcome is Outcome.NOT_FOUND:
-            return f"there is no such {self.kind.labels.entry}; the index entry would be removed"
-        if decision.detail == PROTECTED:
-            return "deadline and grace have passed, but `unless` protects it; the index would be set to a later time"
-        return _WHY.get(decision.outcome, decision.detail)
+#: By scope, in order: the hash of a budget, the type of a key that is not a hash, or None.
+_BudgetsByScope = dict[bytes, Fields | str | None]
+#: A scope, what is reserved there, and what is to be given back.
+_Underflow = tuple[bytes, int, int]
 
 
 def inspect(
     settings: Settings, shard: Shard, kind: Kind, entry: bytes, row: StreamRow | None = None
-) -> Inspection | None:
+) -> InspectionDocument | None:
     """
     Inspects an entry; None if the shard does not know it. `row`: the event to show, instead of that of the last expiry.
     """
-    now, key = shard.read_clock(), kind.entry_key(entry)
+    key = kind.entry_key(entry)
     places = (("ZSCORE", name, entry) for name in (kind.index, kind.quarantine))
     replies = run_commands(shard.client, [("TYPE", key), ("PTTL", key), *places])
     type_, ttl, score, quarantined_at = accepted(replies)
     if kind.form == "member":
         type_, ttl = b"none", -1
-    score = None if score is None else kind.moment_of(score)
     if row is None and type_ == b"none" and score is None and quarantined_at is None:
         return None
     fields = _fields(shard, kind, entry, type_)
     (explanation,) = explain(shard, kind, [entry], 1, proven=is_proven(shard, kind))
-    return Inspection(
-        kind,
-        entry,
-        key,
-        now,
-        type_.decode(),
-        fields,
-        ttl if ttl >= 0 else None,
-        score,
-        quarantined_at,
-        _budgets(shard, kind.counters, fields) if isinstance(kind.counters, Budgets) else {},
-        read_event(settings, shard, found) if (found := row or _expiry(shard, kind, entry, fields)) else None,
-        explanation,
-        shard.name if len(settings.shards) > 1 else "",
-    )
+    decision = explanation.decision
+    budgets = _budgets(shard, kind.counters, fields) if isinstance(kind.counters, Budgets) else {}
+    underflows = _underflows(fields, budgets) if decision.detail == "RESERVED_UNDERFLOW" else []
+    found = row or _expiry(shard, kind, entry, fields)
+    event = read_event(settings, shard, found) if found else None
+    options = ("--shard", shard.name) if len(settings.shards) > 1 else ()
+    values = {
+        "shard": shard.name,
+        "kind": kind.name,
+        "id": entry,
+        "key": key,
+        "type": type_.decode(),
+        "fields": fields,
+        "ttl_ms": ttl if ttl >= 0 else None,
+        "score": None if score is None else kind.moment_of(score),
+        "quarantined_at": quarantined_at,
+        "budgets": budgets,
+        "event": event,
+        "sweep": VerdictDocument.made_of(decision, why=_why(kind, explanation, underflows), writes=explanation.writes),
+    }
+    document = InspectionDocument.model_validate({**values, "commands": []})
+    scopes = [decode(scope + b":" + fields.get(b"estimate_unit", b"")) for scope, _, _ in underflows]
+    return document.model_copy(update={"commands": _commands(document, scopes, options)})
+
+
+def _commands(entry: InspectionDocument, drifted: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The commands that apply to the entry, without those that cannot be copied. `drifted`: budgets to repair."""
+    kind, named = kind_option(entry.kind), [*options, *(["--"] if entry.id.startswith("-") else []), entry.id]
+    words: list[Sequence[str]] = [("reconcile", "--repair-budget", budget, *options) for budget in drifted]
+    words.append(("show", *kind, *named))
+    if entry.quarantined_at is not None:
+        words += [("quarantine", verb, *kind, *named) for verb in ("requeue", "dismiss")]
+    for delivery in entry.event.deliveries if entry.event else ():
+        if delivery.fate is Fate.DEAD_LETTER:
+            words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *options))
+        elif delivery.fate is Fate.PENDING and entry.event:
+            words.append(("endpoints", "skip", delivery.endpoint, entry.event.webhook_id, *options))
+    return list(dict.fromkeys(filter(None, (command_line(*each) for each in words))))
+
+
+def _underflows(fields: Fields, budgets: _BudgetsByScope) -> list[_Underflow]:
+    """The scopes for which RESERVED_UNDERFLOW is decided."""
+    found, amount = list[_Underflow](), whole(fields.get(b"estimate_amount", b""))
+    for scope, mentions in Counter(_scopes(fields)).items():
+        budget = budgets.get(scope)
+        if amount is None or not isinstance(budget, dict) or budget.get(b"status") == b"CLOSED":
+            continue
+        reserved = integer(budget.get(b"reserved", b""))
+        if reserved is not None and reserved < mentions * amount:
+            found.append((scope, reserved, mentions * amount))
+    return found
+
+
+def _why(kind: Kind, explanation: Explanation, underflows: Sequence[_Underflow]) -> str:
+    """The reason of the decision, for operators."""
+    decision = explanation.decision
+    if decision.outcome is Outcome.EXPIRED:
+        lacking = f"; there is no {kind.labels.lacking} {', '.join(decision.missing)}" if decision.missing else ""
+        if any(kind.protected in write for write in explanation.writes):
+            return f"deadline and grace have passed, and `unless` no longer protects it{lacking}"
+        return f"deadline and grace passed {span(decision.lag_ms / 1000)} ago{lacking}"
+    if decision.outcome is Outcome.QUARANTINED:
+        why = decision.why or kind.reasons.get(decision.detail, "")
+        lacks = (f"{decode(scope)} has {held} reserved, {back} to give back" for scope, held, back in underflows)
+        return f"{decision.detail}: {'; '.join([why, *lacks])}"
+    if decision.outcome is Outcome.HELD:
+        return f"no active entry of the kind was seen yet, so it stays; {decision.why or 'it has no hash'}"
+    if decision.outcome is Outcome.SKIPPED:
+        return f"it is already {decision.detail}; the index entry would be removed"
+    if decision.outcome is Outcome.NOT_FOUND:
+        return f"there is no such {kind.labels.entry}; the index entry would be removed"
+    if decision.detail == PROTECTED:
+        return "deadline and grace have passed, but `unless` protects it; the index would be set to a later time"
+    return _WHY.get(decision.outcome, decision.detail)
 
 
 def _fields(shard: Shard, kind: Kind, entry: bytes, type_: bytes) -> Fields:
@@ -247,7 +249,7 @@ def _fields(shard: Shard, kind: Kind, entry: bytes, type_: bytes) -> Fields:
     return cast(Fields, shard.client.hgetall(key)) if type_ == b"hash" else {}
 
 
-def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[Inspection]:
+def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: str) -> Iterator[InspectionDocument]:
     """The first entry of each of these kinds with the id `text`, raw or as displayed."""
     for name in names:
         kind = kinds_of(settings, shard)[name]
@@ -256,8 +258,8 @@ def inspect_all(settings: Settings, shard: Shard, names: Sequence[str], text: st
             yield inspection
 
 
-def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> dict[bytes, Fields | str | None]:
-    found: dict[bytes, Fields | str | None] = {}
+def _budgets(shard: Shard, budgets: Budgets, fields: Fields) -> _BudgetsByScope:
+    found: _BudgetsByScope = {}
     for scope in _scopes(fields)[:SCOPES]:
         key = budgets.stem + scope + b":" + fields.get(b"estimate_unit", b"")
         type_ = cast(bytes, shard.client.type(key))
@@ -328,39 +330,3 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         else:
             yield EventDelivery(name, Fate.ACKNOWLEDGED)
-
-
-class VerdictDocument(Document):
-    outcome: str
-    detail: str
-    why: str
-    writes: list[list[Text]] = Field(description="The commands that it would run.")
-
-
-class InspectionDocument(Document):
-    shard: str
-    kind: str = Field(description="`reservations`, or a configured kind.")
-    id: Text
-    key: Text
-    type: str = Field(description="The Redis type of the key; none if it does not exist.")
-    fields: dict[Text, Text] = Field(description="The hash as it is stored.")
-    ttl_ms: int | None
-    score: float | None = Field(description="The deadline in the index, ms, clamped to 0 to 2^53.")
-    quarantined_at: Moment | None
-    budgets: dict[Text, dict[Text, Text] | str | None] = Field(
-        description="The hash of each scope's budget; the type of the key if it is not a hash; null if there is none."
-    )
-    event: EventDocument | None
-    sweep: VerdictDocument
-    commands: list[str] = Field(description="What an operator can run next.")
-
-    @classmethod
-    def of(cls, shard: Shard, inspection: Inspection) -> "InspectionDocument":
-        decision, writes = inspection.explanation.decision, inspection.explanation.writes
-        return cls.made_of(
-            inspection,
-            shard=shard.name,
-            kind=inspection.kind.name,
-            score=None if inspection.score is None else moment_ms(inspection.score),
-            sweep=VerdictDocument.made_of(decision, why=inspection.why, writes=writes),
-        )

@@ -46,7 +46,7 @@ def walk(running: Cluster) -> None:
     assert read_status(settings, shard).due.overdue == 1
     found = inspect(settings, shard, kind, b"b")
     assert found is not None
-    assert found.explanation.decision.outcome is Outcome.EXPIRED
+    assert found.sweep.outcome == Outcome.EXPIRED
     assert sweeper.tick().counts == {Outcome.EXPIRED: 1}
     shard.close()
     with running.client(running.owner(PREFIX)) as client:

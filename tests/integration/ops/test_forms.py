@@ -82,8 +82,8 @@ def test_a_quarantined_entry_is_listed_shown_and_put_back(
     assert change.problem.startswith("INVALID_PLAN"), "it would be quarantined again"
     inspection = inspect(settings, shard, kind, entry.encode())
     assert inspection is not None
-    assert inspection.explanation.decision.detail == "INVALID_PLAN"
-    assert inspection.fields[b"quarantine_reason"] == b"INVALID_PLAN"
+    assert inspection.sweep.detail == "INVALID_PLAN"
+    assert inspection.fields["quarantine_reason"] == "INVALID_PLAN"
     held = client.xlen("sweeperd:events")
     if name == "member":
         client.hset("permits:c1", "used", 1)

@@ -61,6 +61,9 @@ class _Joined:
 
 def _require_address(schema: dict[str, Any]) -> None:
     schema["required"].insert(0, "address")
+    if down := schema["properties"].pop("down", None):
+        schema["properties"]["down"] = down
+        schema["required"].append("down")
 
 
 class CommandDocument(Document):
@@ -82,7 +85,10 @@ class DownShard(Document):
     error: str
 
 
-Down = Annotated[list[DownShard], Field(description="The shards that could not be used.")]
+class ShardsDocument(CommandDocument):
+    """The output of a command that goes on if a shard is down. `Run.report` adds `down` at the end."""
+
+    down: list[DownShard] = Field(default=[], description="The shards that could not be used.")
 
 
 #: Of a list that has a limit.

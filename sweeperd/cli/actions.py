@@ -23,5 +23,5 @@ def command(run: Run, limit: int) -> None:
     run.table(
         ("at", "shard", "who", "action", "target", "count", "finished"),
         (list(row.as_json().values()) for row in rows),
-        lambda: ActionsDocument(actions=rows, truncated=truncated, down=run.down),
+        lambda: ActionsDocument(actions=rows, truncated=truncated),
     )

@@ -16,7 +16,7 @@ from sweeperd.cli.options import limit_option
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
-from sweeperd.document import Body, CommandDocument, Count, Document, Down, Moment, Seconds, Truncated
+from sweeperd.document import Body, Count, Document, Moment, Seconds, ShardsDocument, Truncated
 from sweeperd.ops.actions import Action
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
@@ -56,14 +56,13 @@ class ChangedLetter(LetterDocument):
     problem: str = Field(default="", description="Why it was not changed.")
 
 
-class DeadLettersDocument(CommandDocument, title="sweeperd dead-letters list --json"):
+class DeadLettersDocument(ShardsDocument, title="sweeperd dead-letters list --json"):
     dead_letters: list[ListedLetter]
     truncated: Truncated
-    down: Down
 
 
 class DeadLettersChangeDocument(
-    CommandDocument, title="sweeperd dead-letters replay --json, sweeperd dead-letters drop --json"
+    ShardsDocument, title="sweeperd dead-letters replay --json, sweeperd dead-letters drop --json"
 ):
     """The command decides between `replayed` and `dropped`."""
 
@@ -71,7 +70,6 @@ class DeadLettersChangeDocument(
     replayed: Count = 0
     dropped: Count = 0
     left: Count
-    down: Down
 
 
 @click.group("dead-letters")
@@ -105,7 +103,6 @@ def list_(run: Run, endpoint: str | None, tenant: str | None, limit: int) -> Non
         lambda: DeadLettersDocument(
             dead_letters=[ListedLetter.made_of(letter, age_seconds=_age(letter, now)) for letter in letters],
             truncated=truncated,
-            down=run.down,
         ),
     )
 

@@ -11,18 +11,17 @@ from pydantic import Field
 from sweeperd.cli.options import Exit, Options
 from sweeperd.cli.output import Output, stage_bars
 from sweeperd.cli.shards import Run
-from sweeperd.document import CommandDocument, Down, Seconds
+from sweeperd.document import Seconds, ShardsDocument
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Outcome
 from sweeperd.sweep.preview import Preview, PreviewCounts, PreviewDocument, PreviewProgress, counts_of, preview_due
 
 
-class DryRunDocument(PreviewCounts, CommandDocument, title="sweeperd --once --dry-run --json"):
+class DryRunDocument(PreviewCounts, ShardsDocument, title="sweeperd --once --dry-run --json"):
     """What one sweep would do, all shards together."""
 
     kinds: list[PreviewDocument] = Field(description="Each kind on each shard.")
-    down: Down
     duration_seconds: Seconds
 
 
@@ -40,9 +39,9 @@ def run(options: Options) -> None:
             counts.update(preview.counts)
         documents = [preview.document(shard) for shard, preview in previews]
         if output.as_json:
-            values = counts_of(counts) | {"kinds": documents, "down": command.down}
             duration = round(time.monotonic() - started, 6)
-            output.json(DryRunDocument.model_validate(values | {"duration_seconds": duration}))
+            values = counts_of(counts) | {"kinds": documents, "duration_seconds": duration}
+            command.report(DryRunDocument.model_validate(values))
         else:
             for shard, preview in previews:
                 place = preview.kind.name if len(shards) == 1 else f"{shard.name}: {preview.kind.name}"

@@ -67,7 +67,7 @@ def list_(run: Run, every: bool, limit: int | None) -> None:
             warn(f"shard {shard.name}: {rest}; --all lists them")
     columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
     truncated = len(rows) < sum(len(found) for _, found in listed)
-    document = {"endpoints": rows, "truncated": truncated, "down": run.down}
+    document = {"endpoints": rows, "truncated": truncated}
     run.table(columns, map(_cells, rows), lambda: EndpointsDocument.model_validate(document))
 
 
@@ -127,7 +127,7 @@ def pause(change: Change, name: str, reason: str) -> None:
         change.output.say(f"{name} is paused on {shard.name}")
 
     change.carry_out(Action.PAUSE, _state_of(name), question, work)
-    change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
+    change.report(EndpointChangeDocument(endpoint=name, shards=results))
 
 
 @command.command("resume")
@@ -153,7 +153,7 @@ def resume(change: Change, name: str) -> None:
         change.output.say(_resumed(name, shard, before, done))
 
     change.carry_out(Action.RESUME, _state_of(name), question, work)
-    change.report(EndpointChangeDocument(endpoint=name, shards=results, down=change.down))
+    change.report(EndpointChangeDocument(endpoint=name, shards=results))
 
 
 @command.command("skip")
@@ -174,7 +174,7 @@ def skip(change: Change, name: str, event: str) -> None:
             skipped.append(SkippedEvent(shard=shard.name, stream_id=stream_id))
 
     change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Turn {event} into a dead letter of {name}?", work)
-    change.report(SkipDocument(endpoint=name, event=event, skipped=skipped, down=change.down))
+    change.report(SkipDocument(endpoint=name, event=event, skipped=skipped))
     for row in skipped:
         change.output.say(f"{event} is now a dead letter of {name} on {row.shard}")
     if not skipped:
@@ -232,7 +232,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     change.carry_out(
         Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
     )
-    change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done, down=change.down))
+    change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done))
 
 
 def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
@@ -264,7 +264,7 @@ def attempts(run: Run, name: str, limit: int) -> None:
     by_time = sorted(every, key=lambda each: each.attempt.at_ms, reverse=True)
     newest, truncated = run.newest(map(AttemptDocument.model_validate, by_time), limit)
     columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
-    values = {"endpoint": name, "attempts": newest, "truncated": truncated, "down": run.down}
+    values = {"endpoint": name, "attempts": newest, "truncated": truncated}
     run.table(columns, map(_attempt_cells, newest), lambda: AttemptsDocument.model_validate(values))
 
 

@@ -93,7 +93,7 @@ def command(
     )
     if count:
         number = sum(1 for _ in events)
-        run.report(ExpiredCountDocument(count=number, down=run.down))
+        run.report(ExpiredCountDocument(count=number))
         run.output.say(str(number))
     elif readers:
         write = writer(run.output, form)

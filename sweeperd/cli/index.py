@@ -68,7 +68,7 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
     shards = [
         IndexedShardDocument.made_of(found, shard=name, kind=kind, added=added[name]) for name, found in surveys.items()
     ]
-    change.report(IndexDocument(dry_run=dry_run, shards=shards, down=change.down))
+    change.report(IndexDocument(dry_run=dry_run, shards=shards))
     if dry_run or change.yes or not any(found.counts["to_index"] for found in surveys.values()):
         _say(change, surveys, settings.deadline is None)
     if not dry_run:

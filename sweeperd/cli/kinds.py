@@ -50,7 +50,7 @@ def accept(change: Change, name: str) -> None:
         accepted.append(AcceptedKind(shard=shard.name, accepted=not backlog.proven, held=held))
 
     change.carry_out(Action.ACCEPT_KIND, find, question, work)
-    change.report(KindAcceptDocument(kind=name, shards=accepted, down=change.down))
+    change.report(KindAcceptDocument(kind=name, shards=accepted))
     for each in accepted:
         text = f"accepted, {each.held} entries are held" if each.accepted else "already proven"
         change.output.say(f"{name} on {each.shard}: {text}")

@@ -7,7 +7,7 @@ from sweeperd.cli.options import limit_option
 from sweeperd.cli.output import Output, shortened
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import SweepSettings
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Text
+from sweeperd.document import Argument, Count, Document, ShardsDocument, Text
 from sweeperd.ops.reconcile.holders import HolderDocument, find_holders, read_budget
 from sweeperd.store.shard import Shard
 
@@ -29,10 +29,9 @@ class BudgetDocument(Document):
     holders: list[HolderDocument] = Field(description="Up to --limit.")
 
 
-class LedgerDocument(CommandDocument, title="sweeperd ledger show BUDGET --json"):
+class LedgerDocument(ShardsDocument, title="sweeperd ledger show BUDGET --json"):
     budget: Argument
     shards: list[BudgetDocument]
-    down: Down
 
 
 @command.command("show")
@@ -51,7 +50,7 @@ def show(run: Run, budget: str, limit: int) -> None:
     if not documents and not run.down:
         run.output.name_address()
         run.fail(f"there is no budget {shortened(budget)}")
-    run.report(LedgerDocument(budget=budget, shards=documents, down=run.down))
+    run.report(LedgerDocument(budget=budget, shards=documents))
     for each in () if run.output.as_json else documents:
         _show(run.output, each)
 

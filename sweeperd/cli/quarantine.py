@@ -71,7 +71,7 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     run.table(
         ("shard", "id", "reason", "set aside", "tenant", "holds", "state"),
         (_cells(listed.shard, entry) for listed in found for entry in listed.entries),
-        lambda: QuarantineDocument(shards=found, down=run.down),
+        lambda: QuarantineDocument(shards=found),
     )
     if run.output.as_json:
         return
@@ -140,7 +140,7 @@ def adopt_(change: Change, ids: tuple[str, ...]) -> None:
     change.carry_out(Action.ADOPT, find, question, work)
     taken = {text for text in ids if set(adopted).intersection(candidates(text))}
     change.check_named(ids, taken, "was not quarantined by another sweeper")
-    change.report(AdoptDocument(adopted=len(adopted), down=change.down))
+    change.report(AdoptDocument(adopted=len(adopted)))
     change.output.say(f"adopted {_entries(len(adopted))}")
 
 
@@ -243,7 +243,7 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
     cost = tally.cost
     if change.output.as_json:
         stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in tally.stays]
-        answer = {verb.done: tally.done, "stay": tally.stay, "stays": stays, "down": change.down}
+        answer = {verb.done: tally.done, "stay": tally.stay, "stays": stays}
         if verb.action is Action.DISMISS:
             answer["locked"] = dict(cost.held.most_common(UNITS))
             answer |= {"unreadable": cost.unreadable.count, "unreadable_ids": cost.unreadable.ids}

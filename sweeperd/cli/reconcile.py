@@ -166,9 +166,8 @@ def _show(change: Change, walks: Sequence[WalkedShardDocument], *, repair: bool)
             "remaining": sum(walk.remaining for walk in walks),
             "truncated": any(walk.truncated for walk in walks),
             "shards": walks,
-            "down": change.down,
         }
-        output.json(ReconcileDocument.model_validate(document))
+        change.report(ReconcileDocument.model_validate(document))
         return
     rows = [row for walk in walks for row in _rows(walk)]
     if rows or not output.terminal:

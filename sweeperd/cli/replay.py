@@ -13,7 +13,7 @@ from sweeperd.cli.output import printable
 from sweeperd.cli.shards import endpoint_of, warn
 from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import EndpointSettings
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down
+from sweeperd.document import Argument, Count, Document, ShardsDocument
 from sweeperd.document import Moment as At
 from sweeperd.ops.actions import Action
 from sweeperd.ops.expired import retention_gap
@@ -59,11 +59,10 @@ class ShardReplay(Document):
     )
 
 
-class ReplaysDocument(CommandDocument, title="sweeperd replay --json"):
+class ReplaysDocument(ShardsDocument, title="sweeperd replay --json"):
     endpoint: Argument
     cancelled: bool = Field(description="Whether --cancel was given.")
     replays: list[ShardReplay]
-    down: Down
 
 
 @click.command("replay")
@@ -107,7 +106,7 @@ def command(
         replays = _begin(change, lambda shard: _prepare(shard, endpoint, since, until, shown, event_type), name)
         if not detach:
             _wait(change, replays, name)
-    values = {"endpoint": name, "cancelled": cancel, "replays": replays, "down": change.down}
+    values = {"endpoint": name, "cancelled": cancel, "replays": replays}
     change.report(ReplaysDocument.model_validate(values))
     change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)

@@ -18,7 +18,7 @@ import click
 from sweeperd.cli.options import Decorator, Exit, Options, fail, json_option, shard_option
 from sweeperd.cli.output import Output, printable, shortened
 from sweeperd.config import EndpointSettings, Settings
-from sweeperd.document import Document
+from sweeperd.document import ShardsDocument
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
@@ -86,15 +86,17 @@ class Run:
             warn(f"showing the newest {limit} only; raise --limit for more")
         return found[:limit], len(found) > limit
 
-    def report(self, document: Document) -> None:
-        """Print the document if --json is given."""
+    def report(self, document: ShardsDocument) -> None:
+        """Print the document with the shards that are down, if --json is given."""
         if self.output.as_json:
-            self.output.json(document)
+            self.output.json(document.as_json() | {"down": self.down})
 
-    def table(self, columns: Sequence[str], rows: Iterable[Sequence[object]], document: Callable[[], Document]) -> None:
+    def table(
+        self, columns: Sequence[str], rows: Iterable[Sequence[object]], document: Callable[[], ShardsDocument]
+    ) -> None:
         """Print the rows as a table, or the document if --json is given."""
         if self.output.as_json:
-            self.output.json(document())
+            self.report(document())
         else:
             self.output.table(columns, rows)
 

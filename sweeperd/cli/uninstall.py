@@ -7,7 +7,7 @@ import click
 from pydantic import Field
 
 from sweeperd.cli.change import Change, changing
-from sweeperd.document import CommandDocument, Document, Down
+from sweeperd.document import Document, ShardsDocument
 from sweeperd.ops.processes import read_processes
 from sweeperd.store import streams
 from sweeperd.store.scripts import batches
@@ -27,9 +27,8 @@ class OwnKey(Document):
     why: str = Field(description="Why the key stays; empty if it does not.")
 
 
-class UninstallDocument(CommandDocument, title="sweeperd uninstall --json"):
+class UninstallDocument(ShardsDocument, title="sweeperd uninstall --json"):
     keys: list[OwnKey]
-    down: Down
 
 
 @click.command("uninstall")
@@ -56,7 +55,7 @@ def command(change: Change) -> None:
         with change.catching(shard):
             for page in batches([key for key, why in keys if not why], PAGE):
                 shard.client.unlink(*page)
-    change.report(UninstallDocument(keys=rows, down=change.down))
+    change.report(UninstallDocument(keys=rows))
     if stay:
         change.fail(f"{stay} keys stay")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 import redis
 from pydantic import Field
 
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Truncated
+from sweeperd.document import Count, Document, Moment, ShardsDocument, Truncated
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -59,10 +59,9 @@ class ActionDocument(Document):
     finished: bool = Field(description="False while it runs, and if it was killed.")
 
 
-class ActionsDocument(CommandDocument, title="sweeperd actions --json"):
+class ActionsDocument(ShardsDocument, title="sweeperd actions --json"):
     actions: list[ActionDocument] = Field(description="Newest first.")
     truncated: Truncated
-    down: Down
 
 
 def begin(shard: Shard, action: Action, target: str) -> bytes:

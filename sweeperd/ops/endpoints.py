@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field
 
 from sweeperd.config import EndpointSettings
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Truncated
+from sweeperd.document import Argument, Count, Document, Moment, ShardsDocument, Truncated
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.trial import shown_url
@@ -184,17 +184,15 @@ class ListedEndpoint(EndpointDocument):
         )
 
 
-class EndpointsDocument(CommandDocument, title="sweeperd endpoints list --json"):
+class EndpointsDocument(ShardsDocument, title="sweeperd endpoints list --json"):
     endpoints: list[ListedEndpoint]
     truncated: Truncated
-    down: Down
 
 
-class AttemptsDocument(CommandDocument, title="sweeperd endpoints attempts --json"):
+class AttemptsDocument(ShardsDocument, title="sweeperd endpoints attempts --json"):
     endpoint: str
     attempts: list[AttemptDocument] = Field(description="Newest first.")
     truncated: Truncated
-    down: Down
 
 
 class StateDocument(Document):
@@ -218,12 +216,9 @@ class ChangedEndpoint(StateDocument):
     due: Count = Field(default=0, description="How many waiting events are due now; only with resume.")
 
 
-class EndpointChangeDocument(
-    CommandDocument, title="sweeperd endpoints pause --json, sweeperd endpoints resume --json"
-):
+class EndpointChangeDocument(ShardsDocument, title="sweeperd endpoints pause --json, sweeperd endpoints resume --json"):
     endpoint: str
     shards: list[ChangedEndpoint]
-    down: Down
 
 
 class SkippedEvent(Document):
@@ -231,11 +226,10 @@ class SkippedEvent(Document):
     stream_id: str
 
 
-class SkipDocument(CommandDocument, title="sweeperd endpoints skip --json"):
+class SkipDocument(ShardsDocument, title="sweeperd endpoints skip --json"):
     endpoint: str
     event: Argument
     skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending.")
-    down: Down
 
 
 class DroppedBacklog(Document):
@@ -245,8 +239,7 @@ class DroppedBacklog(Document):
     dropped: Count
 
 
-class DropDocument(CommandDocument, title="sweeperd endpoints drop --json"):
+class DropDocument(ShardsDocument, title="sweeperd endpoints drop --json"):
     endpoint: str
     dead_letters: bool = Field(description="Whether each dropped event is a dead letter.")
     shards: list[DroppedBacklog]
-    down: Down

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sweeperd.document import CommandDocument, Count, Down
+from sweeperd.document import Count, ShardsDocument
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
 from sweeperd.outbox.replays import first_searched, last_searched
 from sweeperd.store import streams
@@ -91,6 +91,5 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
 
 
-class ExpiredCountDocument(CommandDocument, title="sweeperd expired --count --json"):
+class ExpiredCountDocument(ShardsDocument, title="sweeperd expired --count --json"):
     count: Count
-    down: Down

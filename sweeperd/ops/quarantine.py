@@ -10,7 +10,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import SweepSettings
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds, Text, Truncated
+from sweeperd.document import Count, Document, Moment, Seconds, ShardsDocument, Text, Truncated
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import UNREADABLE, Reservations
 from sweeperd.store.errors import describe, is_server_trouble
@@ -278,9 +278,8 @@ class QuarantinedShard(Document):
     entries: list[SetAsideDocument]
 
 
-class QuarantineDocument(CommandDocument, title="sweeperd quarantine list --json"):
+class QuarantineDocument(ShardsDocument, title="sweeperd quarantine list --json"):
     shards: list[QuarantinedShard]
-    down: Down
 
 
 class StayingEntry(Document):
@@ -290,7 +289,7 @@ class StayingEntry(Document):
 
 
 class QuarantineChangeDocument(
-    CommandDocument, title="sweeperd quarantine requeue --json, sweeperd quarantine dismiss --json"
+    ShardsDocument, title="sweeperd quarantine requeue --json, sweeperd quarantine dismiss --json"
 ):
     """The document has `requeued` or `dismissed`, by the command."""
 
@@ -303,9 +302,7 @@ class QuarantineChangeDocument(
         default=0, description="Dismissed reservations that cannot be read: reconcile leaves them out."
     )
     unreadable_ids: list[Text] = Field(default=[], description="The first of their ids.")
-    down: Down
 
 
-class AdoptDocument(CommandDocument, title="sweeperd quarantine adopt --json"):
+class AdoptDocument(ShardsDocument, title="sweeperd quarantine adopt --json"):
     adopted: Count
-    down: Down

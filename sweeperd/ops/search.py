@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Text
+from sweeperd.document import Count, Document, Moment, ShardsDocument, Text
 from sweeperd.ops.show import (
     AttemptDocument,
     EventDocument,
@@ -194,13 +194,12 @@ def _at_endpoints(
         )
 
 
-class ShowDocument(CommandDocument, title="sweeperd show ID --json"):
+class ShowDocument(ShardsDocument, title="sweeperd show ID --json"):
     """An entry, on each shard that knows it; otherwise the event or the batch with this id."""
 
     shards: list[InspectionDocument]
     events: list[LooseEvent] = Field(description="Events with this id that belong to no entry.")
     batches: list[BatchDocument] = Field(description="Requests with this webhook id.")
-    down: Down
 
     @classmethod
     def of(cls, entries: Sequence[InspectionDocument], sent: Sequence[EventMatches], down: Any) -> "ShowDocument":

@@ -14,7 +14,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Count, Document, Down, Moment, Seconds
+from sweeperd.document import Count, Document, Moment, Seconds, ShardsDocument
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.endpoint_health import most_troubled
 from sweeperd.ops.endpoint_status import EndpointDocument, read_endpoints
@@ -187,10 +187,9 @@ class AcceptedKind(Document):
     held: Count = Field(description="How many entries the next tick releases, as of the last tick.")
 
 
-class KindAcceptDocument(CommandDocument, title="sweeperd kinds accept --json"):
+class KindAcceptDocument(ShardsDocument, title="sweeperd kinds accept --json"):
     kind: str
     shards: list[AcceptedKind]
-    down: Down
 
 
 @dataclass(frozen=True, slots=True)

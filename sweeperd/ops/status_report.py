@@ -9,7 +9,7 @@ from pydantic import AliasPath, Field
 
 from sweeperd import __version__
 from sweeperd.config import Settings
-from sweeperd.document import CommandDocument, Count, Document, Down, DownShard, Moment, Seconds
+from sweeperd.document import Count, Document, DownShard, Moment, Seconds, ShardsDocument
 from sweeperd.ops.advice import Advice, endpoint_advice, reason_advice, shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
@@ -78,9 +78,8 @@ class ShardDocument(Document):
     )
 
 
-class StatusDocument(CommandDocument, title="sweeperd status --json"):
+class StatusDocument(ShardsDocument, title="sweeperd status --json"):
     shards: list[ShardDocument | UnreachableShard]
-    down: Down
 
     @classmethod
     def of(cls, statuses: Sequence[ShardStatus]) -> "StatusDocument":

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field
 
-from sweeperd.document import CommandDocument, Count, Document, Down, Text
+from sweeperd.document import Count, Document, ShardsDocument, Text
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import HELD, Subject, finding_of
 from sweeperd.text import decode
@@ -43,10 +43,9 @@ class IndexedShardDocument(Document):
     added: Count = Field(description="How many index entries this command has added.")
 
 
-class IndexDocument(CommandDocument, title="sweeperd index --kind NAME --json"):
+class IndexDocument(ShardsDocument, title="sweeperd index --kind NAME --json"):
     dry_run: bool
     shards: list[IndexedShardDocument]
-    down: Down
 
 
 @dataclass

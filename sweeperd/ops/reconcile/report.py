@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, WithJsonSchema
 
-from sweeperd.document import Argument, CommandDocument, Count, Document, Down, Moment, Seconds, Text, Truncated
+from sweeperd.document import Argument, Count, Document, Moment, Seconds, ShardsDocument, Text, Truncated
 from sweeperd.ops.reconcile.faults import MENDABLE_FAULTS, Fault, faults_of
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import FarAhead
@@ -187,16 +187,15 @@ class WalkedShardDocument(Document):
     duration_seconds: Seconds
 
 
-class ReconcileDocument(CommandDocument, title="sweeperd reconcile --json, also with --repair and --last"):
+class ReconcileDocument(ShardsDocument, title="sweeperd reconcile --json, also with --repair and --last"):
     repair: bool
     found: Count
     remaining: Count = Field(description="Findings that are not mended.")
     truncated: Truncated
     shards: list[WalkedShardDocument]
-    down: Down
 
 
-class RepairBudgetDocument(CommandDocument, title="sweeperd reconcile --repair-budget BUDGET --json"):
+class RepairBudgetDocument(ShardsDocument, title="sweeperd reconcile --repair-budget BUDGET --json"):
     """The result for one budget, with the figures if it was judged."""
 
     budget: Argument

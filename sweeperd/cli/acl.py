@@ -4,8 +4,7 @@ import re
 
 import click
 
-from sweeperd.cli.options import Options, json_option, shard_option
-from sweeperd.cli.output import Output
+from sweeperd.cli.shards import Run, on_shards
 from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
 
 
@@ -25,11 +24,9 @@ def _user_name(_context: click.Context, _parameter: click.Parameter, value: str 
 @click.option("--cycles", is_flag=True, help="With --ledger: include the rights of Ledger(cycles=True).")
 @click.option("--read-only", is_flag=True, help="Grant keys of other services with %R~. Needs Redis 7.0 or newer.")
 @click.option("--file", "as_file", is_flag=True, help="Print lines for an ACL file (aclfile) instead of commands.")
-@shard_option
-@json_option
-@click.pass_obj
+@on_shards()
 def command(
-    options: Options,
+    run: Run,
     user: str | None,
     role: Role,
     commands: bool,
@@ -37,8 +34,6 @@ def command(
     cycles: bool,
     read_only: bool,
     as_file: bool,
-    shard: str | None,
-    as_json: bool,
 ) -> None:
     """
     Print the ACL SETUSER command for each Redis: exactly the keys, channels and commands that these settings need.
@@ -51,15 +46,14 @@ def command(
     if cycles and not ledger:
         raise click.UsageError("--cycles needs --ledger; the daemon gets these rights from cycles.enabled")
     user = user or ("ledger" if ledger else "sweeperd")
-    output = Output(as_json=as_json)
-    with options.shards(shard) as (settings, shards):
-        names = [each.name for each in shards]
-        wanted = [each for each in settings.all_shards if each.name in names]
-        users = acl_users(settings, wanted, role, commands=commands, ledger=ledger, cycles=cycles, read_only=read_only)
+    names = [each.name for each in run.shards]
+    wanted = [each for each in run.settings.all_shards if each.name in names]
+    duties = {"commands": commands, "ledger": ledger, "cycles": cycles}
+    users = acl_users(run.settings, wanted, role, **duties, read_only=read_only)
     lines = [" ".join(["user" if as_file else "ACL SETUSER", user, *each.rules]) for each in users]
-    if as_json:
+    if run.output.as_json:
         made = (AclUserDocument.made_of(each, user=user, line=line) for each, line in zip(users, lines, strict=True))
-        output.json(AclDocument(users=list(made)))
+        run.output.json(AclDocument(users=list(made)))
         return
     for each, line in zip(users, lines, strict=True):
         click.echo(f"{each.address}: {', '.join(each.shards)}", err=True)

@@ -1,16 +1,15 @@
 """`sweeperd check`: checks settings, Redis and endpoints before the first sweep."""
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
 from sweeperd.cli.dry_run import show_previews
-from sweeperd.cli.options import Exit, Options, all_option, json_option, shard_option
-from sweeperd.cli.output import Output
-from sweeperd.cli.shards import warn
-from sweeperd.config import EndpointSettings, Settings
+from sweeperd.cli.options import Exit, Options, all_option
+from sweeperd.cli.shards import Run, on_shards, warn
+from sweeperd.config import EndpointSettings
 from sweeperd.config.secrets import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
 from sweeperd.ops.check.endpoints import check_endpoints, check_filters
@@ -18,7 +17,6 @@ from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel,
 from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.endpoint_health import LISTED
-from sweeperd.store.shard import Shard
 from sweeperd.sweep.preview import PreviewDocument
 
 #: The largest sample.
@@ -38,20 +36,8 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
     metavar="N",
     help="Also say what a sweep would do with N entries of each kind, due or not.",
 )
-@shard_option
-@json_option
-@click.pass_obj
-def command(
-    options: Options,
-    strict: bool,
-    connect: bool,
-    cycles: bool,
-    ledger: bool,
-    every: bool,
-    sample: int | None,
-    shard: str | None,
-    as_json: bool,
-) -> None:
+@on_shards()
+def command(run: Run, strict: bool, connect: bool, cycles: bool, ledger: bool, every: bool, sample: int | None) -> None:
     """
     Check the configuration, the Redis of each shard and the endpoints, one line per check. Changes nothing.
 
@@ -61,51 +47,43 @@ def command(
         raise click.UsageError("--ledger checks no endpoints: remove --connect")
     if ledger and sample:
         raise click.UsageError("--ledger checks no kinds: remove --sample")
-    output, findings, previews = Output(as_json=as_json), list[CheckFinding](), list[PreviewDocument]()
+    output, findings, previews = run.output, list[CheckFinding](), list[PreviewDocument]()
     listed, endpoints = list[CheckFinding](), set[str]()
-    with options.shards(shard) as (settings, shards):
-        of_shard = {"cycles": cycles, "ledger": ledger, "sample": sample or 0, "sampled": previews.append}
-        for finding in _check(options, settings, shards, connect=connect, ledger=ledger, of_shard=of_shard):
-            findings.append(finding)
-            if finding.where.startswith("endpoint "):
-                endpoints.add(finding.where)
-            if not every and finding.level is CheckLevel.OK and finding.where in endpoints and len(endpoints) > LISTED:
-                continue
-            listed.append(finding)
-            if output.terminal:
-                advice = f" -> {finding.advice}" if finding.advice else ""
-                line = f"{finding.level.value:8}{finding.where}: {finding.check}: {finding.says}{advice}"
-                output.say(line, _STYLES[finding.level])
+    of_shard = {"cycles": cycles, "ledger": ledger, "sample": sample or 0, "sampled": previews.append}
+    for finding in _check(run, connect=connect, ledger=ledger, of_shard=of_shard):
+        findings.append(finding)
+        if finding.where.startswith("endpoint "):
+            endpoints.add(finding.where)
+        if not every and finding.level is CheckLevel.OK and finding.where in endpoints and len(endpoints) > LISTED:
+            continue
+        listed.append(finding)
+        if output.terminal:
+            advice = f" -> {finding.advice}" if finding.advice else ""
+            line = f"{finding.level.value:8}{finding.where}: {finding.check}: {finding.says}{advice}"
+            output.say(line, _STYLES[finding.level])
     result = worst(findings)
-    if as_json:
+    if output.as_json:
         samples = {"samples": previews} if sample else {}
         output.json(CheckDocument.model_validate({"result": result, "checks": findings, **samples}))
     elif not output.terminal:
         rows = [(each.level.value, each.where, each.check, each.says, each.advice) for each in listed]
         output.table(("level", "where", "check", "says", "advice"), rows)
-    if not as_json and (rest := len(endpoints - {each.where for each in listed})):
-        warn(f"{rest:,} more endpoints are ok; --all lists them")
-    if not as_json:
+    if not output.as_json:
+        if rest := len(endpoints - {each.where for each in listed}):
+            warn(f"{rest:,} more endpoints are ok; --all lists them")
         show_previews(output, previews)
     failed = result is CheckLevel.FAILURE or (strict and result is CheckLevel.WARNING)
     sys.exit(Exit.FAILED if failed else Exit.DONE)
 
 
-def _check(
-    options: Options,
-    settings: Settings,
-    shards: Sequence[Shard],
-    *,
-    connect: bool,
-    ledger: bool,
-    of_shard: Mapping[str, Any],
-) -> Iterator[CheckFinding]:
+def _check(run: Run, *, connect: bool, ledger: bool, of_shard: Mapping[str, Any]) -> Iterator[CheckFinding]:
     """`of_shard`: the options of `check_shard`."""
+    context, settings = click.get_current_context(), run.settings
     problems: list[str] = []
     complete, endpoints = None, list[EndpointSettings]()
     if not ledger:
         try:
-            complete = options.load()
+            complete = context.ensure_object(Options).load()
         except ConfigError as error:
             problems = str(error).splitlines()
         endpoints = (complete or settings).webhooks.endpoints
@@ -124,8 +102,8 @@ def _check(
     yield from check_filters(endpoints)
     if complete:
         yield from check_secret_files(complete)
-    daemon_role = click.get_current_context().find_root().params["role"]  # from SWEEPERD_ROLE
-    for shard in shards:
+    daemon_role = context.find_root().params["role"]  # from SWEEPERD_ROLE
+    for shard in run.shards:
         yield from check_shard(shard, settings, daemon_role=daemon_role, **of_shard)
     yield from check_endpoints(
         endpoints, connect=settings.webhooks.connect_timeout.total_seconds() if connect else None

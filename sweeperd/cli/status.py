@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 import click
 from click.core import ParameterSource
 
-from sweeperd.cli.options import Exit, Options, all_option, fail, json_option, shard_option
+from sweeperd.cli.options import Exit, all_option, fail
 from sweeperd.cli.output import LEVEL_STYLES, Cell, Output, printable
-from sweeperd.cli.shards import warn
-from sweeperd.config import Settings
+from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.ops.advice import set_aside_advice, shard_advice
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, most_troubled, state_level, unlisted
 from sweeperd.ops.endpoint_status import EndpointDocument
@@ -18,7 +17,6 @@ from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.ops.limits import Limit
 from sweeperd.ops.processes import ProcessDocument
 from sweeperd.ops.status import KindDocument, ShardStatus, read_all
-from sweeperd.store.shard import Shard
 from sweeperd.text import mib, per_second, span, timestamp
 
 _KINDS = ["shard", "kind", "alive", "due", "in grace", "overdue", "oldest overdue"]
@@ -61,18 +59,8 @@ def _limits(_context: click.Context, _parameter: click.Parameter, values: Sequen
     help="Exit with 4 if the value of any shard, kind or endpoint is above; may be repeated.",
 )
 @all_option
-@shard_option
-@json_option
-@click.pass_obj
-def command(
-    options: Options,
-    watch: bool,
-    interval: float,
-    limits: Sequence[Limit],
-    every: bool,
-    shard: str | None,
-    as_json: bool,
-) -> None:
+@on_shards()
+def command(run: Run, watch: bool, interval: float, limits: Sequence[Limit], every: bool) -> None:
     """
     Show the entries of each kind on each shard, its last sweep, the backlog of each endpoint, and the processes.
 
@@ -98,30 +86,27 @@ def command(
         raise click.UsageError("--interval goes with --watch")
     if watch and limits:
         raise click.UsageError("--fail-if does not go with --watch")
-    output = Output(as_json=as_json)
-    troubles: list[str] = []
-    passed: list[str] = []
-    with options.shards(shard) as (settings, shards):
-        readings = _readings(settings, shards, interval if watch else None)
-        try:
-            if watch and output.terminal:
-                output.screen.watch((_picture(each, every) for each in readings), output.first_line())
-            else:
-                for statuses in readings:
-                    _show(output, statuses, every)
-                    troubles = _troubles(statuses)
-                    up = [status for status in statuses if status.reachable]
-                    passed = [line for status in up for limit in limits for line in limit.passed(status)]
-        except KeyboardInterrupt:
-            return  # the end of a watch
+    output, troubles, passed = run.output, list[str](), list[str]()
+    readings = _readings(run, interval if watch else None)
+    try:
+        if watch and output.terminal:
+            output.screen.watch((_picture(each, every) for each in readings), output.first_line())
+        else:
+            for statuses in readings:
+                _show(output, statuses, every)
+                troubles = _troubles(statuses)
+                up = [status for status in statuses if status.reachable]
+                passed = [line for status in up for limit in limits for line in limit.passed(status)]
+    except KeyboardInterrupt:
+        return  # the end of a watch
     if lines := [*passed, *troubles]:
         fail("\n".join(map(printable, lines)), Exit.FAILED if troubles else Exit.LIMIT_PASSED)
 
 
-def _readings(settings: Settings, shards: Sequence[Shard], interval: float | None) -> Iterator[list[ShardStatus]]:
+def _readings(run: Run, interval: float | None) -> Iterator[list[ShardStatus]]:
     while True:
         began = time.monotonic()
-        yield read_all(settings, shards)
+        yield read_all(run.settings, run.shards)
         if interval is None:
             return
         time.sleep(max(0.0, interval - (time.monotonic() - began)))

@@ -23,6 +23,7 @@ from sweeperd.ops.quarantine import (
     QuarantineFilter,
     SetAside,
     SetAsideDocument,
+    StayingEntry,
     adopt,
     find_foreign,
     find_unreadable,
@@ -31,6 +32,7 @@ from sweeperd.ops.reconcile.report import Named
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import candidates, decode, span, whole
 
@@ -59,10 +61,10 @@ def command() -> None:
 def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: str | None) -> None:
     """List entries with reason, age, tenant, and the amount that each holds in every scope."""
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
-    name = _kind(run, kind, reason)
+    chosen = _kind(run, kind, reason)
 
     def listing(shard: Shard) -> QuarantinedShard:
-        quarantine = _quarantine(run, shard, name)
+        quarantine = _quarantine(run, shard, chosen)
         size, found, now = quarantine.size(), list(islice(quarantine.find(wanted), limit + 1)), shard.read_clock()
         entries = [SetAsideDocument.of(entry, now) for entry in found[:limit]]
         return QuarantinedShard(shard=shard.name, quarantined=size, truncated=len(found) > limit, entries=entries)
@@ -78,10 +80,9 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     for listed in found:
         if listed.truncated:
             click.echo(f"shard {listed.shard} has {listed.quarantined}; raise --limit for more", err=True)
-    reasons = _reasons(run, name)
-    for why in sorted({entry.reason for listed in found for entry in listed.entries} & reasons.keys()):
+    for why in sorted({entry.reason for listed in found for entry in listed.entries} & chosen.reasons.keys()):
         if run.output.terminal:
-            run.output.say(f"{why}: {reasons[why]}", "dim")
+            run.output.say(f"{why}: {chosen.reasons[why]}", "dim")
 
 
 @command.command("requeue")
@@ -148,15 +149,26 @@ _Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineCh
 
 
 @dataclass
-class _Cost:
-    """What dismissed entries hold."""
+class _Tally:
+    """The results of a change, and what dismissed entries hold."""
 
+    done: int = 0
+    stay: int = 0
+    #: The first entries that stay.
+    stays: list[StayingEntry] = field(default_factory=list)
     #: Unit -> the amount that the entries hold in each of their scopes.
     held: Counter[str] = field(default_factory=Counter)
     #: The entries of which this cannot be read.
     unreadable: Named = field(default_factory=Named)
 
-    def add(self, entries: Sequence[SetAside], unreadable: Collection[bytes]) -> None:
+    def add(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
+        staying = [each for each in page if each.problem]
+        self.stay += len(staying)
+        self.done += len(page) - len(staying)
+        for each in staying[: NAMED - len(self.stays)]:
+            self.stays.append(StayingEntry(shard=shard.name, id=decode(each.entry.id), reason=each.problem))
+
+    def add_cost(self, entries: Sequence[SetAside], unreadable: Collection[bytes]) -> None:
         for entry in entries:
             unit, amount = decode(entry.unit), whole(entry.amount)
             if entry.id in unreadable:
@@ -164,117 +176,95 @@ class _Cost:
             elif entry.state not in _FINAL and amount is not None:
                 self.held[unit if unit in self.held or len(self.held) < UNITS else "of other units"] += amount
 
-    def __str__(self) -> str:
-        """Continues `stays locked`."""
+    @property
+    def cost(self) -> str:
+        """Continues `stays locked`; empty if nothing does."""
         sums = ", ".join(f"{amount} {unit}" for unit, amount in self.held.most_common(UNITS))
+        locked = f" in each of their scopes: {sums}" if sums else ""
         if not self.unreadable.count:
-            return f" in each of their scopes: {sums}" if sums else ""
-        lost = f"{self.unreadable} cannot be read: reconcile leaves them out, so what they held shows as drift"
-        return f" in each of their scopes: {sums}; {lost}" if sums else f"; {lost}"
-
-
-@dataclass
-class _Tally:
-    """The results of a change."""
-
-    done: int = 0
-    stay: int = 0
-    #: Shard, id and reason of the first entries that stay.
-    stays: list[tuple[str, str, str]] = field(default_factory=list)
-    cost: _Cost = field(default_factory=_Cost)
-
-    def add(self, shard: Shard, page: Sequence[QuarantineChange]) -> None:
-        for each in page:
-            entry = each.entry
-            if each.problem:
-                self.stay += 1
-                if len(self.stays) < NAMED:
-                    self.stays.append((shard.name, decode(entry.id), each.problem))
-                continue
-            self.done += 1
+            return locked
+        return (
+            f"{locked}; {self.unreadable} cannot be read: reconcile leaves them out, so what they held shows as drift"
+        )
 
 
 def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: str | None, kind: str | None) -> None:
-    name, seen, tally, cost = _kind(change, kind, reason), set[str](), _Tally(), _Cost()
+    chosen, seen, before, tally = _kind(change, kind, reason), set[str](), _Tally(), _Tally()
 
-    def add_cost(to: _Cost, shard: Shard, entries: Sequence[SetAside]) -> None:
+    def add_cost(to: _Tally, shard: Shard, entries: Sequence[SetAside]) -> None:
         if verb.action is Action.DISMISS:
-            ids = [entry.id for entry in entries] if name == RESERVATIONS else []
-            to.add(entries, find_unreadable(shard, change.settings.sweep, ids) if ids else ())
+            ids = [entry.id for entry in entries] if chosen.name == RESERVATIONS else []
+            to.add_cost(entries, find_unreadable(shard, change.settings.sweep, ids) if ids else ())
 
     def find(shard: Shard) -> tuple[QuarantineFilter, int]:
-        quarantine = _quarantine(change, shard, name)
+        quarantine = _quarantine(change, shard, chosen)
         if not ids:
             # The operator is not asked about entries that arrive later.
             until_ms = quarantine.last_ms()
             wanted = QuarantineFilter(reason=reason, until_ms=until_ms)
             entries = quarantine.find(wanted)
             while not change.yes and (page := list(islice(entries, BATCH))):
-                add_cost(cost, shard, page)
+                add_cost(before, shard, page)
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
         named = dict[bytes, None]()
         for text in ids:
             for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
                 seen.add(text)
                 if entry.id not in named:
-                    add_cost(cost, shard, [entry])
+                    add_cost(before, shard, [entry])
                 named[entry.id] = None
         return QuarantineFilter(tuple(named)), len(named)
 
     def question(found: Sequence[tuple[QuarantineFilter, int]]) -> str:
         change.check_named(ids, seen, "is not in quarantine")
         total = sum(count for _, count in found)
-        return verb.question.format(_entries(total)) + str(cost) if total else ""
+        return verb.question.format(_entries(total)) + before.cost if total else ""
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
         with change.output.bar(verb.done.capitalize(), count) as bar:
-            for page in verb.act(_quarantine(change, shard, name), wanted):
+            for page in verb.act(_quarantine(change, shard, chosen), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)
-                add_cost(tally.cost, shard, [each.entry for each in page if not each.problem])
+                add_cost(tally, shard, [each.entry for each in page if not each.problem])
                 bar.update(len(page))
 
     change.carry_out(verb.action, find, question, work)
-    _report(change, verb, tally, _reasons(change, name))
+    _report(change, verb, tally, chosen.reasons)
 
 
 def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, str]) -> None:
-    cost = tally.cost
     if change.output.as_json:
-        stays = [{"shard": shard, "id": id_, "reason": reason} for shard, id_, reason in tally.stays]
-        answer = {verb.done: tally.done, "stay": tally.stay, "stays": stays}
+        answer = {verb.done: tally.done, "stay": tally.stay, "stays": tally.stays}
         if verb.action is Action.DISMISS:
-            answer["locked"] = dict(cost.held.most_common(UNITS))
-            answer |= {"unreadable": cost.unreadable.count, "unreadable_ids": cost.unreadable.ids}
+            answer["locked"] = dict(tally.held.most_common(UNITS))
+            answer |= {"unreadable": tally.unreadable.count, "unreadable_ids": tally.unreadable.ids}
         change.report(QuarantineChangeDocument.model_validate(answer))
     else:
         change.output.say(f"{verb.done} {_entries(tally.done)}")
-        if str(cost):
-            change.output.say(f"what they hold stays locked{cost}")
+        if tally.cost:
+            change.output.say(f"what they hold stays locked{tally.cost}")
         if tally.stays:
-            rows = [(*row, reasons.get(row[2].partition(" ")[0], "")) for row in tally.stays]
+            rows = [
+                (row.shard, row.id, row.reason, reasons.get(row.reason.partition(" ")[0], "")) for row in tally.stays
+            ]
             change.output.table(("shard", "id", "stays", ""), rows)
     if tally.stay:
         change.fail(f"{_entries(tally.stay)} not {verb.done}")
 
 
-def _kind(run: Run, kind: str | None, reason: str | None) -> str:
-    """The name of the selected kind. Raises click.BadParameter if its entries cannot have this reason."""
-    name = one_kind(run.settings, kind)
-    reasons = _reasons(run, name)
-    may_have_more = kinds_of(run.settings, run.shards[0])[name].more_reasons
-    if reason is not None and not may_have_more and reason not in reasons:
-        raise click.BadParameter(f"{reason!r} is not one of {', '.join(map(repr, reasons))}", param_hint="--reason")
-    return name
+def _kind(run: Run, name: str | None, reason: str | None) -> Kind:
+    """The selected kind, as on the first shard. Raises click.BadParameter if its entries cannot have this reason."""
+    kind = kinds_of(run.settings, run.shards[0])[one_kind(run.settings, name)]
+    if reason is not None and not kind.more_reasons and reason not in kind.reasons:
+        raise click.BadParameter(
+            f"{reason!r} is not one of {', '.join(map(repr, kind.reasons))}", param_hint="--reason"
+        )
+    return kind
 
 
-def _reasons(run: Run, kind: str) -> Mapping[str, str]:
-    return kinds_of(run.settings, run.shards[0])[kind].reasons
-
-
-def _quarantine(run: Run, shard: Shard, kind: str) -> Quarantine:
-    return Quarantine(shard, kinds_of(run.settings, shard)[kind], run.settings.sweep.pipeline_depth)
+def _quarantine(run: Run, shard: Shard, kind: Kind) -> Quarantine:
+    return Quarantine(shard, kinds_of(run.settings, shard)[kind.name], run.settings.sweep.pipeline_depth)
 
 
 def _target(wanted: QuarantineFilter) -> str:

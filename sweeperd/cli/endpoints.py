@@ -16,19 +16,6 @@ from sweeperd.ops import endpoints
 from sweeperd.ops.actions import Action
 from sweeperd.ops.endpoint_health import ENDPOINT_STATES, LISTED, most_troubled, unlisted
 from sweeperd.ops.endpoint_status import read_endpoints
-from sweeperd.ops.endpoints import (
-    AttemptsDocument,
-    ChangedEndpoint,
-    DropDocument,
-    DroppedBacklog,
-    EndpointChangeDocument,
-    EndpointsDocument,
-    ListedEndpoint,
-    Resumed,
-    SkipDocument,
-    SkippedEvent,
-    StateDocument,
-)
 from sweeperd.ops.processes import read_processes
 from sweeperd.ops.show import AttemptDocument
 from sweeperd.ops.trial import BODY_SHOWN, TrialDocument, try_out
@@ -55,12 +42,12 @@ def list_(run: Run, every: bool, limit: int | None) -> None:
         limit = limit or sys.maxsize
     known = {endpoint.name: endpoint for endpoint in run.settings.consumers}
 
-    def read(shard: Shard) -> list[ListedEndpoint]:
+    def read(shard: Shard) -> list[endpoints.ListedEndpoint]:
         now, counts = shard.read_clock(), LetterCounts().read(shard)
         found = read_endpoints(run.settings, shard, now, counts, read_processes(shard, now))
-        return [ListedEndpoint.of(shard, each, known.get(each.endpoint)) for each in found]
+        return [endpoints.ListedEndpoint.of(shard, each, known.get(each.endpoint)) for each in found]
 
-    listed, rows = list(run.each(read)), list[ListedEndpoint]()
+    listed, rows = list(run.each(read)), list[endpoints.ListedEndpoint]()
     for shard, found in listed:
         rows += most_troubled(found, limit or LISTED)
         if rest := unlisted(found, limit or LISTED):
@@ -68,10 +55,10 @@ def list_(run: Run, every: bool, limit: int | None) -> None:
     columns = ["endpoint", "shard", "state", "pending", "oldest", "dead_letters", "tenants", "group", "url"]
     truncated = len(rows) < sum(len(found) for _, found in listed)
     document = {"endpoints": rows, "truncated": truncated}
-    run.table(columns, map(_cells, rows), lambda: EndpointsDocument.model_validate(document))
+    run.table(columns, map(_cells, rows), lambda: endpoints.EndpointsDocument.model_validate(document))
 
 
-def _cells(row: ListedEndpoint) -> list[object]:
+def _cells(row: endpoints.ListedEndpoint) -> list[object]:
     every = "all" if row.url else ""
     return [
         row.endpoint,
@@ -86,7 +73,7 @@ def _cells(row: ListedEndpoint) -> list[object]:
     ]
 
 
-def _state_text(row: ListedEndpoint) -> str:
+def _state_text(row: endpoints.ListedEndpoint) -> str:
     label = ENDPOINT_STATES[row.state].label
     if row.state == "paused":
         return f"{label} {paused_since(row.paused_at, row.paused_reason)}"
@@ -110,24 +97,24 @@ def paused_since(paused_at: float | None, reason: str) -> str:
 def pause(change: Change, name: str, reason: str) -> None:
     """Stop delivery to an endpoint until `resume`, on all daemons within seconds. Events wait; none is lost."""
     endpoint_of(change.settings, name)
-    results = list[ChangedEndpoint]()
+    results = list[endpoints.ChangedEndpoint]()
 
     def question(found: Sequence[EndpointState]) -> str:
         return "" if all(before.paused for before in found) else f"Pause {name}?"
 
     def work(shard: Shard, before: EndpointState) -> Iterator[Changed]:
         if before.paused:
-            results.append(ChangedEndpoint.of(before, shard=shard.name, changed=False))
+            results.append(endpoints.ChangedEndpoint.of(before, shard=shard.name, changed=False))
             since = paused_since(before.paused_at, before.reason)
             change.output.say(f"{name} is already paused on {shard.name}, {since}")
             return
         paused = endpoints.pause(shard, name, reason, change.settings.announced)
         yield name, 1
-        results.append(ChangedEndpoint.of(paused, shard=shard.name, changed=True))
+        results.append(endpoints.ChangedEndpoint.of(paused, shard=shard.name, changed=True))
         change.output.say(f"{name} is paused on {shard.name}")
 
     change.carry_out(Action.PAUSE, _state_of(name), question, work)
-    change.report(EndpointChangeDocument(endpoint=name, shards=results))
+    change.report(endpoints.EndpointChangeDocument(endpoint=name, shards=results))
 
 
 @command.command("resume")
@@ -139,7 +126,7 @@ def resume(change: Change, name: str) -> None:
     the circuit, and makes waiting events due.
     """
     endpoint_of(change.settings, name)
-    results = list[ChangedEndpoint]()
+    results = list[endpoints.ChangedEndpoint]()
 
     def question(found: Sequence[EndpointState]) -> str:
         return "" if all(before == EndpointState() for before in found) else f"Resume {name}?"
@@ -148,12 +135,12 @@ def resume(change: Change, name: str) -> None:
         done = endpoints.resume(shard, name)
         changed = done.was_resting or done.was_open_on > 0
         yield name, int(changed)
-        more = {"was": StateDocument.of(before), "was_open_on": done.was_open_on, "due": done.due}
-        results.append(ChangedEndpoint.of(EndpointState(), shard=shard.name, changed=changed, **more))
+        more = {"was": endpoints.StateDocument.of(before), "was_open_on": done.was_open_on, "due": done.due}
+        results.append(endpoints.ChangedEndpoint.of(EndpointState(), shard=shard.name, changed=changed, **more))
         change.output.say(_resumed(name, shard, before, done))
 
     change.carry_out(Action.RESUME, _state_of(name), question, work)
-    change.report(EndpointChangeDocument(endpoint=name, shards=results))
+    change.report(endpoints.EndpointChangeDocument(endpoint=name, shards=results))
 
 
 @command.command("skip")
@@ -166,15 +153,15 @@ def skip(change: Change, name: str, event: str) -> None:
     has both.
     """
     endpoint_of(change.settings, name)
-    skipped = list[SkippedEvent]()
+    skipped = list[endpoints.SkippedEvent]()
 
     def work(shard: Shard, _: None) -> Iterator[Changed]:
         if stream_id := endpoints.skip(shard, name, event):
             yield f"{name} {event}", 1
-            skipped.append(SkippedEvent(shard=shard.name, stream_id=stream_id))
+            skipped.append(endpoints.SkippedEvent(shard=shard.name, stream_id=stream_id))
 
     change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Turn {event} into a dead letter of {name}?", work)
-    change.report(SkipDocument(endpoint=name, event=event, skipped=skipped))
+    change.report(endpoints.SkipDocument(endpoint=name, event=event, skipped=skipped))
     for row in skipped:
         change.output.say(f"{event} is now a dead letter of {name} on {row.shard}")
     if not skipped:
@@ -197,9 +184,9 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     Nothing is dropped while a replay to the endpoint runs.
     """
     endpoint = endpoint_of(change.settings, name)
-    done = list[DroppedBacklog]()
+    done = list[endpoints.DroppedBacklog]()
 
-    def find(shard: Shard) -> DroppedBacklog:
+    def find(shard: Shard) -> endpoints.DroppedBacklog:
         now = shard.read_clock()
         at_ms = before.resolve(now)
         if at_ms > now:
@@ -208,17 +195,17 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
             hint = f"cancel it first with `sweeperd replay --endpoint {name} --cancel`"
             fail(f"shard {shard.name}: a replay to {name} is running; {hint}", Exit.FAILED)
         found = endpoints.count_backlog(shard, endpoint, at_ms)
-        return DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
+        return endpoints.DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
-    def question(found: Sequence[DroppedBacklog]) -> str:
+    def question(found: Sequence[endpoints.DroppedBacklog]) -> str:
         total = sum(backlog.found for backlog in found)
         how = "Turn {} into dead letters?" if letters else "Drop {} permanently?"
         return how.format(f"{total} event{'s' * (total > 1)} of {name}") if total else ""
 
-    def target(backlog: DroppedBacklog) -> str:
+    def target(backlog: endpoints.DroppedBacklog) -> str:
         return f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")
 
-    def work(shard: Shard, backlog: DroppedBacklog) -> Iterator[Changed]:
+    def work(shard: Shard, backlog: endpoints.DroppedBacklog) -> Iterator[Changed]:
         dropped, before_ms = 0, int(backlog.before)
         try:
             for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
@@ -232,10 +219,10 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     change.carry_out(
         Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
     )
-    change.report(DropDocument(endpoint=name, dead_letters=letters, shards=done))
+    change.report(endpoints.DropDocument(endpoint=name, dead_letters=letters, shards=done))
 
 
-def _resumed(name: str, shard: Shard, state: EndpointState, done: Resumed) -> str:
+def _resumed(name: str, shard: Shard, state: EndpointState, done: endpoints.Resumed) -> str:
     notes = [
         f"it was paused {paused_since(state.paused_at, state.reason)}" if state.paused else "",
         "it was muted" if done.was_resting and not state.paused else "",
@@ -265,7 +252,7 @@ def attempts(run: Run, name: str, limit: int) -> None:
     newest, truncated = run.newest(map(AttemptDocument.model_validate, by_time), limit)
     columns = ["at", "shard", "result", "ms", "attempt", "events", "event", "id", "replica", "answer"]
     values = {"endpoint": name, "attempts": newest, "truncated": truncated}
-    run.table(columns, map(_attempt_cells, newest), lambda: AttemptsDocument.model_validate(values))
+    run.table(columns, map(_attempt_cells, newest), lambda: endpoints.AttemptsDocument.model_validate(values))
 
 
 def attempt_text(attempt: AttemptDocument) -> Cell:

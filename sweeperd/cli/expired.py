@@ -176,9 +176,9 @@ def writer(output: Output, form: str) -> Writer:
 
 
 def _csv(cells: Iterable[object]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="").writerow([_safe(cell) for cell in cells])
-    return text.getvalue()
+    line, texts = io.StringIO(), map(printable, cells)
+    csv.writer(line, lineterminator="").writerow([f"'{text}" if _FORMULA.match(text) else text for text in texts])
+    return line.getvalue()
 
 
 def _tabs(cells: Iterable[object]) -> str:
@@ -220,8 +220,3 @@ def _row(event: Expiry) -> list[object]:
         body.get("trace_id", ""),
         event.shard,
     ]
-
-
-def _safe(cell: object) -> str:
-    text = printable(cell)
-    return f"'{text}" if _FORMULA.match(text) else text

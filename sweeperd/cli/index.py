@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import click
 
@@ -42,8 +42,12 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
         change.output.check_consent("Add the entries to the index?", yes=change.yes)
     surveys, added = dict[str, Survey](), Counter[str]()
 
-    def walked(shard: Shard) -> AbstractContextManager[Subject]:
-        return _walked(subject_of(shard, change.settings, kind, Throttle(rate)))
+    @contextmanager
+    def walked(shard: Shard) -> Iterator[Subject]:
+        """The subject, with a progress bar on a terminal."""
+        subject = subject_of(shard, change.settings, kind, Throttle(rate))
+        with stage_bars(lambda _: f"{shard.name}: index", show=sys.stderr.isatty()) as subject.progress:
+            yield subject
 
     def find(shard: Shard) -> Survey:
         with walked(shard) as subject:
@@ -74,13 +78,6 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
     if not dry_run:
         for each in shards:
             change.output.say(f"{each.shard}: {each.added} entries added to {settings.index}")
-
-
-@contextmanager
-def _walked(subject: Subject) -> Iterator[Subject]:
-    """The subject, with a progress bar on a terminal."""
-    with stage_bars(lambda _: f"{subject.shard.name}: index", show=sys.stderr.isatty()) as subject.progress:
-        yield subject
 
 
 def _say(change: Change, surveys: dict[str, Survey], by_ttl: bool) -> None:

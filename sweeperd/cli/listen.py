@@ -73,9 +73,17 @@ def command(
         fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
     with stop_on_signals() as stop:
         pause = 0.0 if delay is None else delay.total_seconds()
-        printer = _Printer(Output(as_json=as_json), verifiers, status, pause, stop)
+        output, lock, seen = Output(as_json=as_json), threading.Lock(), set[str]()
+
+        def take(body: bytes, headers: Mapping[str, str]) -> int:
+            with lock:
+                document = _document(body, headers, verifiers, status, seen)
+                _print(output, document, body)
+            stop.wait(pause)
+            return document.status
+
         try:
-            receiver = Receiver((host, port), printer.take)
+            receiver = Receiver((host, port), take)
         except OSError as error:
             fail(f"{host}:{port} cannot be used: {error.strerror}", Exit.FAILED)
         with receiver:
@@ -84,51 +92,38 @@ def command(
             stop.wait()
 
 
-class _Printer:
-    """Answers requests, and prints them one after the other."""
+def _document(
+    body: bytes, headers: Mapping[str, str], verifiers: Sequence[Verifier], status: int, seen: set[str]
+) -> ListenDocument:
+    """`status`: of a response to a verified request. `seen`: the ids so far, to which this one is added."""
+    problem = find_problem(verifiers, body, headers) if verifiers else ""
+    try:
+        content = json.loads(body)
+    except (ValueError, RecursionError):
+        content = body.decode(errors="backslashreplace")
+    webhook_id = headers.get("webhook-id", "")
+    again = webhook_id in seen
+    seen |= {webhook_id} if webhook_id and not problem else set()
+    return ListenDocument(
+        at=time.time() * 1000,
+        verified=not problem if verifiers else None,
+        problem=problem,
+        again=again,
+        status=REFUSED if problem else status,
+        headers=dict(headers),
+        body=content,
+    )
 
-    def __init__(
-        self, output: Output, verifiers: Sequence[Verifier], status: int, delay: float, stop: threading.Event
-    ) -> None:
-        self._output = output
-        self._verifiers = verifiers
-        self._status = status
-        self._delay = delay
-        self._stop = stop
-        self._lock = threading.Lock()
-        self._seen = set[str]()
 
-    def take(self, body: bytes, headers: Mapping[str, str]) -> int:
-        problem = find_problem(self._verifiers, body, headers) if self._verifiers else ""
-        webhook_id, status = headers.get("webhook-id", ""), REFUSED if problem else self._status
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):
-            content = body.decode(errors="backslashreplace")
-        with self._lock:
-            document = ListenDocument(
-                at=time.time() * 1000,
-                verified=not problem if self._verifiers else None,
-                problem=problem,
-                again=webhook_id in self._seen,
-                status=status,
-                headers=dict(headers),
-                body=content,
-            )
-            self._seen |= {webhook_id} if webhook_id and not problem else set()
-            self._print(document, webhook_id, body)
-        self._stop.wait(self._delay)
-        return status
-
-    def _print(self, document: ListenDocument, webhook_id: str, body: bytes) -> None:
-        if self._output.as_json:
-            self._output.json(document)
-            return
-        verdict = "not checked" if document.verified is None else document.problem or "verified"
-        parts = [f"{verdict}, {document.status}", webhook_id, "received before" if document.again else ""]
-        style = {None: "bold", True: "bold green", False: "bold red"}[document.verified]
-        self._output.say("  ".join(filter(None, [time.strftime("%H:%M:%S"), *parts])), style)
-        pretty = self._output.terminal and not isinstance(document.body, str)
-        text = json.dumps(document.body, indent=2, ensure_ascii=False) if pretty else body.decode(errors="replace")
-        for line in text.splitlines():
-            self._output.say(line)
+def _print(output: Output, document: ListenDocument, body: bytes) -> None:
+    if output.as_json:
+        output.json(document)
+        return
+    verdict = "not checked" if document.verified is None else document.problem or "verified"
+    received = document.headers.get("webhook-id", ""), "received before" if document.again else ""
+    parts = [time.strftime("%H:%M:%S"), f"{verdict}, {document.status}", *received]
+    output.say("  ".join(filter(None, parts)), {None: "bold", True: "bold green", False: "bold red"}[document.verified])
+    pretty = output.terminal and not isinstance(document.body, str)
+    text = json.dumps(document.body, indent=2, ensure_ascii=False) if pretty else body.decode(errors="replace")
+    for line in text.splitlines():
+        output.say(line)

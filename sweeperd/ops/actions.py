@@ -66,15 +66,11 @@ class ActionsDocument(ShardsDocument, title="sweeperd actions --json"):
 
 def begin(shard: Shard, action: Action, target: str) -> bytes:
     """Records that an action begins. Returns the id of the record, which `record` needs at the end."""
-    return _record(shard, action, target, 0, "begun")
+    return record(shard, action, target, 0, b"begun")
 
 
-def record(shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"") -> None:
+def record(shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"") -> bytes:
     """Records a finished action; `begun` names the record of its beginning, which this one replaces."""
-    _record(shard, action, target, count, begun)
-
-
-def _record(shard: Shard, action: Action, target: str, count: int, begun: bytes | str) -> bytes:
     call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count, begun])
     return cast(bytes, Script("ops/record_action").run(shard.client, call))
 

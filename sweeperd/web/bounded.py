@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,19 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
     block_on_close = False
     request_queue_size = CONNECTIONS
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, address: tuple[str, int], handler: type["QuietHandler"]) -> None:
+        """Listens on `::` for both families. Raises OSError."""
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         #: Oldest first.
         self._open: dict[socket.socket, None] = {}
         self._lock = threading.RLock()
         self._out_of_files = False
-        super().__init__(*arguments)
+        super().__init__(address, handler)
 
     def server_bind(self) -> None:
         """As HTTPServer, without the reverse DNS lookup of the address."""
+        if self.server_address[0] == "::":
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
         self.setup_environ()
@@ -86,32 +90,17 @@ class BoundedServer(socketserver.ThreadingMixIn, WSGIServer):
         log.debug("a connection ended early", exc_info=True)
 
 
-class BoundedServer6(BoundedServer):
-    """A `BoundedServer` on an IPv6 address."""
-
-    address_family = socket.AF_INET6
-
-
-class EveryAddress(BoundedServer6):
-    """A `BoundedServer` on every address of both families."""
-
-    def server_bind(self) -> None:
-        self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        super().server_bind()
-
-
 def bind(address: tuple[str, int], serve: Application, handler: type["QuietHandler"]) -> WSGIServer:
     """Bind a server to this address, or without a host to every address. Raises OSError."""
     host, port = address
-    if host:
-        server_class = BoundedServer6 if ":" in host else BoundedServer
-        return make_server(host, port, serve, server_class=server_class, handler_class=handler)
     try:
-        return make_server("::", port, serve, server_class=EveryAddress, handler_class=handler)
+        server = BoundedServer((host or "::", port), handler)
     except OSError as error:
-        if error.errno not in _NO_IPV6:
+        if host or error.errno not in _NO_IPV6:
             raise
-        return make_server("0.0.0.0", port, serve, server_class=BoundedServer, handler_class=handler)  # noqa: S104
+        server = BoundedServer(("0.0.0.0", port), handler)  # noqa: S104
+    server.set_app(serve)
+    return server
 
 
 class QuietHandler(WSGIRequestHandler):

@@ -1,17 +1,17 @@
 """Checks whether the settings of a kind fit a sample of its entries."""
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
 import redis
 
 from sweeperd.config.kinds import KindSettings
-from sweeperd.errors import KindRefused
 from sweeperd.ops.check.findings import CheckedShard, CheckResult, NotAllowed, failure, ok, warning
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import Subject, subject_of
-from sweeperd.store.errors import is_refused
+from sweeperd.store.errors import is_refused, is_wrong_type
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import read_far_ahead
 from sweeperd.sweep.configured import configured, kinds_of
@@ -28,23 +28,14 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
     """Whether the script compiles, the rights suffice, the settings fit a sample, and the entries can expire."""
     shard = subject.shard
     made = configured(kind, subject.settings, shard.keys)
-    try:
-        made.check(shard.client)
-    except KindRefused as error:
-        return failure(str(error), "fix the script or grant the right; until then the kind is not swept")
+    made.check(shard.client)
     type_ = cast(bytes, shard.client.type(made.index)).decode()
     if type_ not in ("zset", "none"):
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
-    try:
+    with _allowing("HMGET, PTTL and TYPE on the entries"):
         entries = sample(shard, made)
         problem = misfit(kind, made, shard, entries)
         problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
-    except KindRefused as error:
-        return failure(str(error), "fix the script; until then the kind is not swept")
-    except redis.RedisError as error:
-        if not is_refused(error):
-            raise
-        raise NotAllowed("HMGET, PTTL and TYPE on the entries") from error
     if problem is not None:
         # If the kind is proven, the sample holds only leftovers.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
@@ -53,14 +44,8 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
 
 def sampled(subject: CheckedShard, kind: Kind, most: int, keep: Callable[[PreviewDocument], None]) -> CheckResult:
     """What a sweep would do with a sample of the kind, which `keep` gets too."""
-    try:
+    with _allowing("HMGET on the entries"):
         preview = preview_sample(subject.shard, kind, most)
-    except KindRefused as error:
-        return failure(str(error), "fix the script or grant the right; until then the kind is not swept")
-    except redis.RedisError as error:
-        if not is_refused(error):
-            raise
-        raise NotAllowed("HMGET on the entries") from error
     keep(preview.document(subject.shard))
     says = f"{preview.counts.total()} sampled: {preview.says}"
     if preview.counts[Outcome.ERROR]:
@@ -77,14 +62,24 @@ def deadlines(subject: CheckedShard) -> CheckResult:
     if kind is None:
         return ok("reservations are not swept")
     try:
-        problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
-    except redis.RedisError as error:
-        if is_refused(error):
-            raise NotAllowed("HMGET, PTTL and TYPE on the reservations") from error
-        if "WRONGTYPE" not in str(error):  # `key_types` reports that
+        with _allowing("HMGET, PTTL and TYPE on the reservations"):
+            problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
+    except redis.ResponseError as error:
+        if not is_wrong_type(error):  # `key_types` reports that
             raise
         problem = None
     return problem or ok("none is too far ahead, and no sampled hash has a TTL that is too short")
+
+
+@contextlib.contextmanager
+def _allowing(commands: str) -> Iterator[None]:
+    """Turns a refusal of these commands into NotAllowed."""
+    try:
+        yield
+    except redis.RedisError as error:
+        if is_refused(error):
+            raise NotAllowed(commands) from error
+        raise
 
 
 #: A longer member of an index is data and not an id, bytes.

@@ -147,17 +147,10 @@ def ledger_rights(subject: CheckedShard, *, cycles: bool) -> CheckResult:
     return ok("all commands of the ledger on its keys")
 
 
-def scripts(subject: CheckedShard) -> CheckResult:
-    return _load(subject, script_names())
-
-
-def ledger_scripts(subject: CheckedShard) -> CheckResult:
-    return _load(subject, [name for name in script_names() if name.startswith("ledger/")])
-
-
-def _load(subject: CheckedShard, names: Sequence[str]) -> CheckResult:
-    index = subject.shard.keys.reservation_index
-    problems = []
+def scripts(subject: CheckedShard, *, ledger: bool = False) -> CheckResult:
+    """Whether the server compiles all scripts, or with `ledger` those of the ledger."""
+    names = [name for name in script_names() if not ledger or name.startswith("ledger/")]
+    index, problems = subject.shard.keys.reservation_index, []
     for name in names:
         # Redis compiles the whole script, but returns before its first line.
         text = "do return 1 end\n" + source(name)

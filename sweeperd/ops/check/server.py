@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.errors import RedisUnavailable
+from sweeperd.errors import KindRefused, RedisUnavailable
 from sweeperd.ops.acl import Role
 from sweeperd.ops.check import keys, kinds, rights
 from sweeperd.ops.check.cycles import CYCLES_CHECKS
@@ -207,7 +207,7 @@ CHECKS: dict[str, Callable[[CheckedShard], CheckResult]] = {
 LEDGER_CHECKS = {
     name: CHECKS[name]
     for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory", "persistence", "replication")
-} | {"rights": rights.rights, "scripts": rights.ledger_scripts, "clock": clock}
+} | {"rights": rights.rights, "scripts": functools.partial(rights.scripts, ledger=True), "clock": clock}
 
 
 def check_shard(
@@ -243,6 +243,8 @@ def check_shard(
                 result = check(subject)
         except NotAllowed as refusal:
             result = refusal.result
+        except KindRefused as error:
+            result = failure(str(error), "fix the script or grant the right; until then the kind is not swept")
         except (RedisUnavailable, redis.RedisError) as error:
             result = failure(describe(error), "check that Redis runs, and the URL, user and password")
         yield CheckFinding.of(where, name, result)

@@ -90,5 +90,4 @@ class CpuTurns:
 
     @property
     def sweeping(self) -> bool:
-        """Whether a long sweep is running."""
         return self._sweeps > 0 and self.clock() >= self._busy_at

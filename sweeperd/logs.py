@@ -166,7 +166,6 @@ def write_behind() -> None:
 
 
 def dropped_lines() -> int:
-    """How many lines this process has dropped."""
     return sum(handler.dropped for handler in _queued())
 
 
@@ -229,7 +228,6 @@ class LogThrottle:
         self._next = 0.0
 
     def __call__(self) -> bool:
-        """Whether to log the line now."""
         due = self._clock() >= self._next
         if due:
             self._next = self._clock() + REPEAT_AFTER
@@ -283,11 +281,9 @@ class Outage:
         self._trouble = Trouble()
 
     def begin(self, error: Exception) -> None:
-        """The task failed for this reason."""
         if self._trouble.is_news(str(error)):
             self._log.warning(f"{self._task} waits for redis", extra=self._fields | {"error": str(error)})
 
     def end(self) -> None:
-        """The task succeeded."""
         if (outage := self._trouble.end()) is not None:
             self._log.info(f"{self._task} goes on", extra=self._fields | outage)

@@ -91,7 +91,6 @@ class KeptCounter:
             self._values.pop(shard, None)
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The samples, for the registry."""
         family = CounterMetricFamily(*self._family, labels=self.labels)
         with self._lock:
             for shard, values in self._values.items():
@@ -106,7 +105,6 @@ class LogLines:
     labels: tuple[str, ...] = ()
 
     def collect(self) -> Iterator[CounterMetricFamily]:
-        """The sample, for the registry."""
         name = "sweeperd_log_lines_dropped_total"
         yield CounterMetricFamily(name, "Log lines dropped because the log was read too slowly", dropped_lines())
 
@@ -249,7 +247,6 @@ class WebhookMetrics:
                 self._show_waiting(endpoint, self._waiting[endpoint])
 
     def forget(self, endpoint: str) -> None:
-        """Drop the gauges of an endpoint that is no longer configured."""
         with self._lock:
             self._waiting.pop(endpoint, None)
             self._states.pop(endpoint, None)
@@ -262,11 +259,9 @@ class WebhookMetrics:
         self._group_trimmed.labels(shard, group).inc(trimmed)
 
     def retain_groups(self, shard: str, groups: Collection[str]) -> None:
-        """Drop the gauges of all groups except these."""
         _remove(shard, self._group_oldest, kept=groups)
 
     def forget_shard(self, shard: str) -> None:
-        """Leave out a shard that is no longer configured."""
         self.retain_groups(shard, ())
         with self._lock:
             for endpoint, on_shards in self._waiting.items():
@@ -355,7 +350,6 @@ class CyclesMetrics:
             (self._expired.labels(*labels) if labels else self._expired).inc(count)
 
     def quarantined(self, tenant: str, reason: str) -> None:
-        """Count a quarantined reservation."""
         self._quarantined.labels(*self._tenant(tenant), reason).inc()
 
     def ran(self, outcome: str, seconds: float) -> None:
@@ -371,8 +365,6 @@ class CyclesMetrics:
 
 
 class SweepMetrics:
-    """Metrics of the sweeps."""
-
     def __init__(self, registry: CollectorRegistry, tenants: TenantLabels, *, tenant_label: bool, cycles: bool) -> None:
         counter = functools.partial(Counter, registry=registry)
         gauge = functools.partial(Gauge, registry=registry)
@@ -466,7 +458,6 @@ class SweepMetrics:
         _remove(shard, self.pipeline_depth, self.sweeps, *backlog, *more, kept=kinds)
 
     def forget_shard(self, shard: str) -> None:
-        """Drop the gauges of a shard that is no longer configured."""
         self.retain(shard, ())
         _remove(shard, self.redis_up, self._memory_used, self._memory_limit)
 
@@ -522,7 +513,6 @@ class Metrics:
             self._silent.labels(shard, process).set(age)
 
     def retain(self, shard: str, kinds: Collection[str], groups: Collection[str]) -> None:
-        """Drop the gauges of all kinds and groups of the shard except these."""
         self.sweep.retain(shard, kinds)
         self.webhooks.retain_groups(shard, groups)
 

@@ -48,8 +48,6 @@ Node = tuple[str, int]
 
 
 class Topology(StrEnum):
-    """How to find the server with the data."""
-
     SINGLE = "single"
     SENTINEL = "sentinel"
     CLUSTER = "cluster"

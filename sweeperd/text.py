@@ -84,7 +84,6 @@ def span(seconds: float) -> str:
 
 
 def mib(size: int) -> str:
-    """A readable number of bytes."""
     return f"{size / 2**20:,.0f} MiB"
 
 

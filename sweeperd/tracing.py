@@ -60,15 +60,12 @@ class Span:
             self.trace_id = secrets.token_hex(16)
 
     def mark(self, attributes: Mapping[str, Value]) -> None:
-        """Set attributes."""
         self._span.set_attributes(attributes)
 
     def event(self, name: str, attributes: Mapping[str, Value]) -> None:
-        """Add an event that happens now."""
         self._span.add_event(name, attributes)
 
     def fail(self, reason: str) -> None:
-        """Mark the span as failed."""
         self._span.set_status(Status(StatusCode.ERROR, reason))
 
 

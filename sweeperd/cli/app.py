@@ -49,7 +49,6 @@ _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def _imported(module: str) -> Any:
-    """The command of a module of this folder."""
     with importing():
         if module != "keygen":
             _import_redis()

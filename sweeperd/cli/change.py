@@ -43,8 +43,6 @@ class Verb(Generic[T]):
 
 
 class Change(Run):
-    """One run of a command that changes something."""
-
     def carry_out(
         self,
         action: Action,

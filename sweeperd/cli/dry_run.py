@@ -61,7 +61,6 @@ _ENTRIES = ("shard", "kind", "outcome", "id", "detail", "why")
 
 
 def show_previews(output: Output, previews: Sequence[PreviewDocument]) -> None:
-    """Print the counters and the first entries of each outcome, if there are any."""
     for columns, rows in ((_COUNTERS, list(_counters(previews))), (_ENTRIES, list(_entries(previews)))):
         if rows:
             output.say("")

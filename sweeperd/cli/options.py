@@ -67,13 +67,11 @@ class Options:
         return settings
 
     def load(self, *, secrets: bool = True) -> "Settings":
-        """Load the settings. Raises ConfigError."""
         from sweeperd.config import load  # noqa: PLC0415
 
         return load(self.config_file, secrets=secrets)
 
     def fail(self, problem: str, code: Exit) -> Never:
-        """Report the problem and exit."""
         for line in problem.splitlines():
             self.report(line)
         sys.exit(code)
@@ -145,5 +143,4 @@ yes_option: Decorator = click.option("--yes", is_flag=True, help="Do not ask for
 
 
 def limit_option(most: int, help: str, default: int = 100) -> Decorator:
-    """`--limit NUMBER`."""
     return click.option("--limit", type=click.IntRange(1, most), default=default, help=help)

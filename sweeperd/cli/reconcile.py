@@ -140,7 +140,6 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
 
 
 def _keep(shard: Shard, report: ReconcileReport) -> None:
-    """Make this the last walk."""
     _note(shard, lambda: WalkStore(shard, report.kind.walk_suffix).finish(LastWalk.of(shard, report), report))
 
 

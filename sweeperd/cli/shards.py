@@ -66,7 +66,6 @@ class Run:
         warn(problem)
 
     def end(self) -> None:
-        """Exit with 1 if there was a problem."""
         if self._failed:
             sys.exit(Exit.FAILED)
 

@@ -226,7 +226,6 @@ def state(status: EndpointDocument, text: str = "") -> Cell:
 
 
 def waiting(status: EndpointDocument) -> Cell:
-    """How many events wait for an endpoint."""
     if status.pending is None:
         return Cell("no group", "yellow")
     return Cell(f"{'' if status.pending_exact else '~'}{status.pending}")

@@ -34,7 +34,6 @@ class Evidence:
     trouble: Sequence[str] = ()
 
     def fault(self, book: Balance) -> str:
-        """What is wrong with a budget, or ""."""
         scope, rest = book.scope, book.allocated - book.spent - book.reserved
         charged = self.charged.get(scope, 0)
         if book.remaining != rest:

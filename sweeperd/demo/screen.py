@@ -40,7 +40,6 @@ class Screen:
         self.echo(f"  {click.style(f'{label:<10}', bold=True)}{text}")
 
     def line(self, label: str, text: str) -> None:
-        """Print what has just happened."""
         what = click.style(f"{label:<12}", **STYLES[label])
         self.echo(f"{self.seconds:5.1f}s  {what}{text}".rstrip())
 

@@ -104,7 +104,6 @@ def _walk_advice(status: ShardStatus, walk: WalkDocument, name: str, options: Se
 
 
 def _mending(walk: WalkDocument, options: Sequence[str]) -> Iterator[str]:
-    """The commands that mend what the walk found."""
     if any(Fault(fault).mendable for fault, count in walk.found.items() if count):
         yield command_line("reconcile", "--repair", *options)
     for budget in walk.drifted[:BUDGETS]:
@@ -114,7 +113,6 @@ def _mending(walk: WalkDocument, options: Sequence[str]) -> Iterator[str]:
 
 
 def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> Advice:
-    """Advice about an endpoint, depending on its state."""
     name = endpoint.endpoint
     letters = [command_line("dead-letters", verb, "--endpoint", name, *options) for verb in ("list", "replay")]
     if endpoint.state == "group":
@@ -138,7 +136,6 @@ def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> 
 
 
 def reason_advice(reason: ReasonCount, options: Sequence[str] = ()) -> Advice:
-    """Advice about the quarantined entries with one reason."""
     kind = kind_option(reason.kind)
     newest = reason.newest[0]
     by_reason = ("--reason", reason.reason) if reason.reason else ()

@@ -188,7 +188,6 @@ def _filters(shard: Shard) -> LivingFilters:
 
 
 def _replays(shard: Shard, groups: Mapping[bytes, Any], now: int) -> dict[str, ReplayDocument]:
-    """The running replays by endpoint."""
     store, found = ReplayStore(shard), dict[str, ReplayDocument]()
     for endpoint, note in store.all().items():
         if not note.cancelled:

@@ -15,8 +15,6 @@ SAMPLE_EVERY, REMEMBERED, WATCHED_FOR = 15.0, 3600.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class KindSample:
-    """One kind at one moment."""
-
     overdue: int
     quarantined: int
     #: Expiries per second; None if unknown.

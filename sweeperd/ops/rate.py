@@ -22,7 +22,6 @@ class Rate:
 
     @property
     def known(self) -> float | None:
-        """Events per second; None if unknown."""
         return self.per_second if self.window_seconds else None
 
     def seconds_for(self, waiting: int) -> float | None:

@@ -14,8 +14,6 @@ COUNTED, NEWEST, SLICE = 1000, 3, 250
 
 @dataclass(frozen=True, slots=True)
 class ReasonCount:
-    """The quarantined entries of one kind with one reason."""
-
     kind: str
     #: Empty if the hash is gone, or has no mark any more.
     reason: str

@@ -103,8 +103,6 @@ class LooseEvent(EventDocument):
 
 @dataclass(frozen=True, slots=True)
 class EventMatches:
-    """What one shard knows of a webhook id."""
-
     entries: tuple[InspectionDocument, ...]
     events: tuple[LooseEvent, ...]
     batches: tuple[BatchDocument, ...]

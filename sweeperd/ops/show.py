@@ -213,7 +213,6 @@ def _underflows(fields: Fields, budgets: _BudgetsByScope) -> list[_Underflow]:
 
 
 def _why(kind: Kind, explanation: Explanation, underflows: Sequence[_Underflow]) -> str:
-    """The reason of the decision, for operators."""
     decision = explanation.decision
     if decision.outcome is Outcome.EXPIRED:
         lacking = f"; there is no {kind.labels.lacking} {', '.join(decision.missing)}" if decision.missing else ""
@@ -289,7 +288,6 @@ def _expiry(shard: Shard, kind: Kind, subject: bytes, fields: Fields) -> StreamR
 
 
 def read_event(settings: Settings, shard: Shard, row: StreamRow) -> EventDocument:
-    """The event of this row, with its deliveries."""
     entry, fields = row
     deliveries = list(_deliveries(settings, shard, entry, fields))
     attempts = attempts_with(shard, (delivery.endpoint for delivery in deliveries), entry)

@@ -235,7 +235,6 @@ class ShardStatus:
 
     @property
     def due(self) -> Due:
-        """The due reservations."""
         found = self.reservations
         oldest = found.oldest_due_seconds, found.oldest_overdue_seconds
         return Due(found.due, found.in_grace, found.overdue, found.exact, *oldest)

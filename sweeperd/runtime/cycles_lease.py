@@ -42,7 +42,6 @@ class CyclesLease:
         self._warned = False
 
     def adopt(self, before: "CyclesLease") -> None:
-        """Take over the state of the previous daemon."""
         self._renewed_at, self._missing_since, self._warned = before._renewed_at, before._missing_since, before._warned
 
     def hold(self) -> None:
@@ -108,5 +107,4 @@ class CyclesLease:
 
     @property
     def held(self) -> bool:
-        """Whether sweeperd has the lease."""
         return self._renewed_at is not None and time.monotonic() - self._renewed_at < TTL.total_seconds()

@@ -102,7 +102,6 @@ class ShardRunner:
 
     @property
     def kinds(self) -> list[str]:
-        """The names of the kinds that this process sweeps here."""
         return [sweep.name for sweep in self._sweeps]
 
     @property

@@ -48,8 +48,6 @@ OnceProgress = Callable[[OnceStage, int, int], None]
 
 @dataclass(frozen=True)
 class OnceReport:
-    """The result of a run over all shards."""
-
     counts: Counter[Outcome]
     #: Whether no signal cut the sweep short.
     complete: bool
@@ -70,7 +68,6 @@ class OnceReport:
 
     @property
     def document(self) -> "OnceDocument":
-        """The report as `--json` prints it."""
         counts = {outcome.value: self.counts[outcome] for outcome in Outcome if outcome is not Outcome.ERROR}
         return OnceDocument.made_of(
             self.delivery,
@@ -140,8 +137,6 @@ def run_once(
 
 
 class _Run:
-    """The run on one shard."""
-
     def __init__(self, context: ShardContext, delivery_limit: timedelta | None, progress: "_Progress") -> None:
         settings, shard = context.settings, context.shard
         self.name = shard.name
@@ -306,6 +301,5 @@ class _Progress:
                 self._progress(stage, sum(done for done, _ in on_shards), sum(expected for _, expected in on_shards))
 
     def left(self, shard: str) -> None:
-        """The run on this shard has ended."""
         with self._lock:
             self._sweeping.discard(shard)

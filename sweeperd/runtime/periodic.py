@@ -68,7 +68,6 @@ class PeriodicTask:
         self._job: _Job | None = None
 
     def schedule(self, scheduler: BackgroundScheduler) -> None:
-        """Give the task to the scheduler."""
         self._changed_at = self._clock()
         self._job = scheduler.add_job(
             self._run,

@@ -25,12 +25,10 @@ class Role(StrEnum):
 
     @property
     def sweeps(self) -> bool:
-        """Whether the process decides entries."""
         return self is not Role.DELIVER
 
     @property
     def delivers(self) -> bool:
-        """Whether the process sends events."""
         return self is not Role.SWEEP
 
 
@@ -77,7 +75,6 @@ def in_own_process() -> bool:
 
 
 def hung_up() -> bool:
-    """Whether a SIGHUP was held."""
     return bool(_held)
 
 

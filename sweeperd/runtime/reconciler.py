@@ -70,7 +70,6 @@ class DailyWalk:
         self._export(walk)
 
     def count(self, result: str) -> None:
-        """Count a walk with the result `ok` or `error`."""
         self._metrics.runs.labels(self._shard.name, self.kind, result).inc()
 
     def _export(self, walk: LastWalk) -> None:
@@ -126,7 +125,6 @@ class PeriodicReconciler:
 
     @property
     def swept(self) -> list[str]:
-        """The kinds that are walked."""
         return [walk.kind for walk in self._walks]
 
     def run_if_due(self) -> None:

@@ -153,7 +153,6 @@ class Tick:
 
     @property
     def full(self) -> bool:
-        """Whether it goes over the whole index."""
         return self.seen_ms is None
 
 
@@ -318,7 +317,6 @@ def _polled_leading(
 
 
 def _act(state: State, at: Moment, rules: Rules) -> tuple[State, Poll | Tick | None]:
-    """What is due by now."""
     if state.phase is Phase.TICKING:
         if state.begun or at.now - state.since < START_WITHIN:
             return state, None

@@ -125,21 +125,18 @@ class Service:
         log.info("stopping", extra={"signal": self._ending.name})
 
     def health(self) -> tuple[bool, str]:
-        """Whether the process is well, and the problems."""
         well, problems = self._daemon.health()
         if self._progress.silent_for > LONGEST_SILENCE:
             return False, "the main thread is stuck" if well else f"the main thread is stuck, {problems}"
         return well, problems
 
     def readiness(self) -> tuple[bool, str]:
-        """Whether the process is ready, and what is not."""
         return (False, "stopping") if self._ending else self._daemon.readiness()
 
     def report(self) -> dict[str, Any]:
         return self._daemon.report()
 
     def jwks(self) -> dict[str, Any]:
-        """The endpoints' public keys as a JSON Web Key Set."""
         return jwks(self._settings.webhooks.endpoints)
 
     def look_up(self, page: str, asked: Mapping[str, str]) -> dict[str, Any]:

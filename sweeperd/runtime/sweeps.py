@@ -89,7 +89,6 @@ class KindSweep:
         self.lease.close()
 
     def adopt(self, before: "KindSweep") -> None:
-        """Take over the lease of the previous daemon."""
         self.lease.adopt(before.lease)
 
     @property
@@ -211,7 +210,6 @@ class KindSweep:
         return self._sweeper.backlog()
 
     def measure(self) -> None:
-        """Set the gauges."""
         self.telemetry.set_backlog(self.backlog())
         with self._shard.reaching():
             self.telemetry.set_memory(self._shard.memory.read(self._shard.client))

@@ -25,7 +25,6 @@ class SystemdNotifier:
         self.watchdog_limit = _watchdog_limit(environment) if self._address else None
 
     def ready(self, status: str) -> None:
-        """The process has started or reloaded."""
         self._status = status
         self._send(f"READY=1\nSTATUS={_line(status)}")
 
@@ -37,7 +36,6 @@ class SystemdNotifier:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={now}\nSTATUS=Reloading")
 
     def stopping(self) -> None:
-        """The process has begun to end."""
         self._status = "Stopping"
         self._send("STOPPING=1\nSTATUS=Stopping")
 
@@ -54,7 +52,6 @@ class SystemdNotifier:
             self._send("WATCHDOG=1")
 
     def close(self) -> None:
-        """Send no more messages."""
         self._address = None
         if self._socket is not None:
             self._socket.close()

@@ -88,7 +88,6 @@ class CheckedShard:
 
     @functools.cached_property
     def info(self) -> Mapping[str, Any]:
-        """INFO. Raises NotAllowed."""
         try:
             return cast(Mapping[str, Any], self.shard.client.info())
         except (redis.ResponseError, *REFUSED) as error:

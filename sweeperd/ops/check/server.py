@@ -99,7 +99,6 @@ def memory(subject: CheckedShard) -> CheckResult:
 
 
 def _due(subject: CheckedShard) -> int:
-    """How many entries of all kinds are past their deadline."""
     shard = subject.shard
     kinds, now = kinds_of(subject.settings, shard).values(), shard.clock.now_ms()
     replies = run_commands(shard.client, (("ZCOUNT", kind.index, "-inf", kind.score_of(now)) for kind in kinds))
@@ -149,7 +148,6 @@ def lazy_expire(subject: CheckedShard) -> CheckResult:
 
 
 def replication(subject: CheckedShard) -> CheckResult:
-    """Whether enough replicas are connected."""
     _figure(subject, "connected_slaves")
     wanted = subject.settings.events.wait_replicas
     online = sum(
@@ -173,7 +171,6 @@ def replication(subject: CheckedShard) -> CheckResult:
 
 
 def clock(subject: CheckedShard) -> CheckResult:
-    """Compares the clocks of this host and of Redis."""
     before = time.time()
     server = subject.shard.read_clock() / 1000
     after = time.time()

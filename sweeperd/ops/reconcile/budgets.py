@@ -185,8 +185,6 @@ class BudgetDrift:
 
 
 class BudgetCounters(Counters):
-    """Finds the budgets that have drifted."""
-
     #: Budgets, reservations, index, and the reservations again for suspects.
     passes = 4
 

@@ -20,7 +20,6 @@ class Fault(enum.StrEnum):
 
     @property
     def mendable(self) -> bool:
-        """Whether `mend` repairs the fault."""
         return self in MENDABLE_FAULTS
 
 

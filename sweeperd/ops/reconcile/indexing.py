@@ -50,8 +50,6 @@ class IndexDocument(ShardsDocument, title="sweeperd index --kind NAME --json"):
 
 @dataclass
 class Survey:
-    """What a walk found."""
-
     counts: Counter[str] = field(default_factory=Counter)
     ids: dict[str, list[bytes]] = field(default_factory=dict)
     overdue: int = 0

@@ -72,7 +72,6 @@ class LastWalk(Document):
 
     @classmethod
     def of(cls, shard: Shard, report: "ReconcileReport") -> "LastWalk":
-        """The walk that has just ended."""
         drifted = tuple(_budget_name(shard, key) for key in report.drifted)
         found = report.found - report.mended
         return cls.made_of(report, finished_at=shard.read_clock(), found=found, drifted=drifted)

@@ -40,8 +40,6 @@ class _Sum(NamedTuple):
 
 
 class SumCounters(Counters):
-    """The counters that a configured kind declares in `sums`."""
-
     def __init__(self, subject: ConfiguredKind, declared: Sequence[SumSettings], script: Script) -> None:
         super().__init__()
         self._subject = subject
@@ -76,7 +74,6 @@ class SumCounters(Counters):
             yield Finding(Fault.SUM_DRIFT, key, str(each.holds or 0), str(each.held), name, bounds)
 
     def _walk(self, stage: WalkStage, only: Collection[Counted] | None) -> dict[Counted, _Sum]:
-        """Adds up all counters, or `only` these."""
         held: dict[Counted, tuple[int, int]] = {}
         self.unreadable = Named()
         # The values of each counter in this walk.

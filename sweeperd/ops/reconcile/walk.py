@@ -89,8 +89,6 @@ def mend(subject: Subject, report: ReconcileReport) -> ReconcileReport:
 
 @dataclass
 class _Page:
-    """A page of hashes or of index entries, with its counts."""
-
     place: Place
     tally: Tally = field(default_factory=Tally)
     visited: bool = False
@@ -100,8 +98,6 @@ class _Page:
 
 @dataclass(frozen=True, slots=True)
 class _Hint:
-    """An entry that may have a fault."""
-
     #: Monotonic, seconds.
     seen_at: float
     entry: bytes

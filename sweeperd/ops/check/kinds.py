@@ -12,15 +12,15 @@ from sweeperd.ops.check.findings import CheckedShard, CheckResult, NotAllowed, f
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.subjects import Subject, subject_of
 from sweeperd.store.errors import is_refused, is_wrong_type
+from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import read_far_ahead
 from sweeperd.sweep.configured import configured, kinds_of
-from sweeperd.sweep.explanation import explain
-from sweeperd.sweep.kind import Kind, Outcome
+from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.sweep.preview import PreviewDocument, preview_sample
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import RESERVATIONS
-from sweeperd.sweep.sample import SampledEntry, sample
+from sweeperd.sweep.sample import MOST, SampledEntry, sample
 from sweeperd.text import decode, span
 
 
@@ -34,7 +34,7 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
     with _allowing("HMGET, PTTL and TYPE on the entries"):
         entries = sample(shard, made)
-        problem = misfit(kind, made, shard, entries)
+        problem = misfit(kind, made, shard)
         problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
     if problem is not None:
         # If the kind is proven, the sample holds only leftovers.
@@ -86,59 +86,28 @@ def _allowing(commands: str) -> Iterator[None]:
 LONGEST_ID = 512
 
 
-def misfit(settings: KindSettings, kind: Kind, shard: Shard, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """A failure if no entry has a hash, none is active, or no active one has a deadline."""
-    if not entries:
+def misfit(settings: KindSettings, kind: Kind, shard: Shard) -> CheckResult | None:
+    """A failure if the script finds no entry of a sample alive, probably because a setting is wrong."""
+    preview = preview_sample(shard, kind, MOST)
+    if not preview.hint or _have_ended(settings, kind, shard, preview.named.get(Outcome.SKIPPED, ())):
         return None
-    if kind.form != "hash":
-        preview = preview_sample(shard, kind, len(entries))
-        says = f"none of {len(entries)} sampled entries of {settings.index} is alive: {preview.says}"
-        return failure(says, "correct the settings before a sweep runs") if preview.hint else None
-    hashes = [entry for entry in entries if entry.type == "hash"]
-    of = f"none of {len(entries)} sampled entries of {settings.index}"
-    if not hashes:
-        return failure(
-            f"{of} has a hash {settings.key}: {_about(kind, entries)}", "correct `key` or `index` before a sweep runs"
-        )
-    alive = [entry for entry in hashes if entry.is_active(kind)]
-    if settings.script is not None:
-        decisions = [each.decision for each in explain(shard, kind, [entry.id for entry in alive], len(alive))]
-        skipped = [each for each in decisions if each.outcome in (Outcome.SKIPPED, Outcome.NOT_FOUND)]
-        ended = {entry.id for entry in alive if entry.has_ended(kind)}
-        if len(skipped) < len(decisions):
-            return None
-        if len(ended) == len(skipped):
-            return _marked(settings, hashes)
-        says = next(each.detail for each in skipped if each.id not in ended) or "no reason given"
-        return failure(
-            f"the script skips all {len(skipped)} hashes of the sample ({says})", "correct `script` before a sweep runs"
-        )
-    if alive and kind.deadline and all(entry.fields[kind.deadline] is None for entry in alive):
-        return failure(
-            f"{len(alive)} of {len(entries)} sampled entries of {settings.index} are active, but none of them has a "
-            f"deadline {kind.deadline}: the sweep quarantines such entries with INVALID_EXPIRY",
-            "correct `deadline` before a sweep runs",
-        )
-    unknown = [entry for entry in hashes if not entry.has_ended(kind)]
-    if alive:
-        return None
-    if not unknown:
-        return _marked(settings, hashes)
-    return failure(f"{of} is active: {_mismatch(kind, unknown[0])}", "correct `active` before a sweep runs")
+    of = f"none of {preview.counts.total()} sampled entries of {settings.index} is alive"
+    missing = [each.id for each in preview.named.get(Outcome.NOT_FOUND, ())]
+    about = _about(settings, kind, missing) if missing else ""
+    return failure(f"{of}: {about}{preview.says}", "correct the settings before a sweep runs")
 
 
-def _marked(settings: KindSettings, ended: Sequence[SampledEntry]) -> CheckResult | None:
-    """A failure if all these ended hashes carry `ended`, which only an expiry sets, and none has expired."""
-    marks = {name: value.encode() for name, value in settings.ended.items()}
-    if not marks or any(entry.fields["expired_at"] or not marks.items() <= entry.fields.items() for entry in ended):
-        return None
-    name, value = next(iter(settings.ended.items()))
-    return failure(
-        f"all {len(ended)} hashes of the sample carry `ended` ({name} is {value}), and none of them was expired: a "
-        "sweep removes them from the index and gives nothing back",
-        "correct `ended` before a sweep runs, if these entries are alive; if your service ended them, remove them from "
-        "the index",
-    )
+def _have_ended(settings: KindSettings, kind: Kind, shard: Shard, skipped: Sequence[Decision]) -> bool:
+    """
+    Whether these entries have really ended: they expired here, or `over` names their state. What `ended` names without
+    an expiry may be alive: a sweep would remove it from the index and give nothing back.
+    """
+    if not skipped or kind.form != "hash":
+        return False
+    rows = run_commands(shard.client, (("HMGET", kind.entry_key(each.id), "expired_at") for each in skipped))
+    expired = [bool(expired_at) for (expired_at,) in accepted(rows)]
+    over = [not each.why and each.detail not in settings.ended.values() for each in skipped]
+    return all(either or other for either, other in zip(expired, over, strict=True))
 
 
 def endangered(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
@@ -183,15 +152,13 @@ def _short_ttl(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult
     )
 
 
-def _about(kind: Kind, entries: Sequence[SampledEntry]) -> str:
-    """What the members of the index seem to be."""
-    first = entries[0]
-    if all(_is_data(entry.id) for entry in entries):
-        return "the members are data, not ids, so no `key` can name their hashes"
-    if all(entry.id.startswith(kind.stem) for entry in entries):
-        return f"the members are whole keys, such as {decode(first.id)}; an index holds only the part for {{id}}"
-    is_ = "is missing" if first.type == "none" else f"is a {first.type}"
-    return f"{decode(kind.entry_key(first.id))} {is_}"
+def _about(settings: KindSettings, kind: Kind, members: Sequence[bytes]) -> str:
+    """What the members of the index without an entry seem to be."""
+    if all(map(_is_data, members)):
+        return "the members are data, not ids, so no `key` can name their entries; "
+    if all(member.startswith(kind.stem) for member in members):
+        return f"the members are whole keys, such as {decode(members[0])}; an index holds only the part for {{id}}; "
+    return f"there is no {settings.key}; "
 
 
 def _is_data(member: bytes) -> bool:
@@ -200,15 +167,3 @@ def _is_data(member: bytes) -> bool:
         return len(member) > LONGEST_ID or isinstance(json.loads(member), dict | list)
     except ValueError:
         return False
-
-
-def _mismatch(kind: Kind, entry: SampledEntry) -> str:
-    """The first field of `active` that differs."""
-    for name, wanted in kind.active.items():
-        value = entry.fields[name]
-        says = f"active says {' or '.join(wanted)}"
-        if value is None:
-            return f"{name} is missing, {says}"
-        if decode(value) not in wanted:
-            return f"{name} is {decode(value)}, {says}"
-    return ""

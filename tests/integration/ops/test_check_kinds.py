@@ -29,7 +29,11 @@ def finding(server: Server, kind: dict[str, Any]) -> CheckFinding:
     return found
 
 
-@pytest.mark.parametrize("kind", [SEATS, scripted("function decide() end")], ids=["declared", "script"])
+@pytest.mark.parametrize(
+    "kind",
+    [SEATS, scripted("function decide() return 'expire' end function plan() return {}, {} end")],
+    ids=["declared", "script"],
+)
 def test_a_kind_that_can_be_swept(server: Server, client: redis.Redis, kind: dict[str, Any]) -> None:
     hold_seats(client, "h1", 1, DEADLINE)
     found = finding(server, kind)
@@ -41,9 +45,12 @@ AHEAD = 4_000_000_000_000
 #: One wrong word in the settings, and what the finding names.
 WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
     "key": (SEATS | {"key": "seats:holds:{id}"}, ["seats:holds:{id}", "seats:ttl"]),
-    "active": (SEATS | {"active": {"state": "held"}}, ["state is HELD", "held"]),
-    "field of active": (SEATS | {"active": {"status": "HELD"}, "ended": {"status": "EXPIRED"}}, ["status is missing"]),
-    "deadline": (SEATS | {"deadline": "ends_at"}, ["3 of 3", "a deadline ends_at"]),
+    "active": (SEATS | {"active": {"state": "held"}}, ["state is HELD", "held", "`active`"]),
+    "field of active": (
+        SEATS | {"active": {"status": "HELD"}, "ended": {"status": "EXPIRED"}},
+        ["INVALID_STATE", "`active`"],
+    ),
+    "deadline": (SEATS | {"deadline": "ends_at"}, ["3 sampled", "ends_at", "`deadline`"]),
     "ended of a script": (
         scripted("function decide() return 'expire' end", ended={"state": "HELD"}),
         ["state is HELD", "`ended`"],

@@ -20,7 +20,6 @@ from sweeperd.ops.show import inspect
 from sweeperd.store import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Kind
-from sweeperd.sweep.sample import sample
 from tests.lua.kinds.forms import JOB, JSON, MEMBER, SCORED
 from tests.lua.kinds.world import settings_of
 from tests.support.builders import make_sweeper
@@ -171,10 +170,10 @@ def test_check_names_the_setting_that_fits_no_entry(
     shard: Shard, client: Any, kind: Kind, name: str, settings: Settings
 ) -> None:
     write(client, kind, name, 1)
-    assert misfit(settings.kinds[0], kind, shard, sample(shard, kind)) is None
+    assert misfit(settings.kinds[0], kind, shard) is None
     client.flushdb()
     client.zadd(kind.index, {"wrong": PAST / kind.unit_ms})
-    result = misfit(settings.kinds[0], kind, shard, sample(shard, kind))
+    result = misfit(settings.kinds[0], kind, shard)
     assert result is not None
     assert ("`member`" if name == "member" else "`key`") in " ".join(result[1:])
 

@@ -88,7 +88,9 @@ def parse(url: str) -> Address:
     options = _options(plain, _SENTINEL_CREDENTIALS if topology is Topology.SENTINEL else ())
     if topology is Topology.SENTINEL:
         return _sentinel(nodes, path, options, shown, tls=scheme == "rediss")
-    return _cluster(nodes, path, options, shown, tls=scheme == "rediss")
+    if path not in ("", "/", "/0") or options.get("db"):
+        raise ValueError(f"a cluster has only database 0: {CLUSTER_FORM}")
+    return Address(topology, shown, nodes, "", scheme == "rediss", options)
 
 
 def hash_tag(prefix: str) -> bool:
@@ -140,12 +142,6 @@ def _sentinel(nodes: tuple[Node, ...], path: str, options: dict[str, Any], shown
         if value := options.pop(name, None):
             ours[name.removeprefix("sentinel_")] = value
     return Address(Topology.SENTINEL, shown, nodes, unquote(service), tls, options, ours)
-
-
-def _cluster(nodes: tuple[Node, ...], path: str, options: dict[str, Any], shown: str, *, tls: bool) -> Address:
-    if path not in ("", "/", "/0") or options.get("db"):
-        raise ValueError(f"a cluster has only database 0: {CLUSTER_FORM}")
-    return Address(Topology.CLUSTER, shown, nodes, "", tls, options)
 
 
 def _nodes(hosts: str, default_port: int) -> tuple[Node, ...]:

@@ -153,7 +153,11 @@ class Quarantine:
         return list(map(QuarantineChange, page, problems))
 
     def _requeue_page(self, page: Sequence[SetAside]) -> list[QuarantineChange]:
-        again = self._set_aside_again([entry.id for entry in page])
+        decided = (
+            each.decision for each in explain(self._shard, self._kind, [entry.id for entry in page], self._length)
+        )
+        # A sweep would quarantine these again.
+        again = {each.id: each for each in decided if each.outcome in (Outcome.QUARANTINED, Outcome.ERROR)}
         problems = {
             id_: f"{decision.detail} ({decision.why})" if decision.why else decision.detail
             for id_, decision in again.items()
@@ -182,14 +186,6 @@ class Quarantine:
         kind = self._kind
         more = [kind.notes or kind.quarantine, kind.marks or kind.quarantine]
         return Call([kind.entry_key(entry.id), kind.index, kind.quarantine, *more], args)
-
-    def _set_aside_again(self, ids: Sequence[bytes]) -> dict[bytes, Decision]:
-        """The decisions about the entries that a sweep would quarantine again."""
-        return {
-            explanation.decision.id: explanation.decision
-            for explanation in explain(self._shard, self._kind, ids, self._length)
-            if explanation.decision.outcome in (Outcome.QUARANTINED, Outcome.ERROR)
-        }
 
     def _pages(self, wanted: QuarantineFilter, stays: Callable[[SetAside], bool]) -> Iterator[list[SetAside]]:
         """

@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 CHECK_EVERY = 60.0
 #: The longest wait after a walk that failed, seconds.
 RETRY = 600.0
+#: The fields of a report that are logged under the same name.
+_LOGGED = {"hashes", "index_entries", "counters", "counters_unjudged", "foreign_expiries", "unreadable", "far_ahead"}
+_LOGGED |= {"far_ahead_unit", "resumed"}
 
 
 class DailyWalk:
@@ -82,25 +85,11 @@ class DailyWalk:
         fields: dict[str, object] = {"shard": self._shard.name, "kind": self.kind}
         for finding in report.findings:
             log.warning("reconcile found a fault", extra=fields | finding.document().as_json())
-        log.log(
-            logging.WARNING if report.remaining or report.far.count else logging.INFO,
-            "reconciled",
-            extra=fields
-            | {
-                "hashes": report.hashes,
-                "index_entries": report.entries,
-                "counters": report.counters,
-                "counters_unjudged": report.unjudged,
-                "foreign_expiries": report.foreign_expiries,
-                "unreadable": report.unreadable.count,
-                "far_ahead": report.far.count,
-                "far_ahead_unit": report.far.unit,
-                "resumed": report.resumed,
-                "findings": report.remaining,
-                "findings_logged": len(report.findings),
-                "seconds": round(report.duration_seconds, 3),
-            },
-        )
+        document = report.document(self._shard)
+        fields |= document.model_dump(include=_LOGGED)
+        findings = {"findings": report.remaining, "findings_logged": len(report.findings)}
+        level = logging.WARNING if report.remaining or report.far.count else logging.INFO
+        log.log(level, "reconciled", extra=fields | findings | {"seconds": document.duration_seconds})
 
 
 class PeriodicReconciler:

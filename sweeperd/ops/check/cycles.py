@@ -15,7 +15,7 @@ import redis
 
 from sweeperd.config.types import milliseconds
 from sweeperd.ops.acl import Duty, cycles_grants
-from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
+from sweeperd.ops.check.findings import CheckedShard, CheckLevel, CheckResult, NotAllowed, failure, ok, warning
 from sweeperd.ops.check.keys import judge_last_walk
 from sweeperd.ops.check.rights import refused
 from sweeperd.ops.reconcile.faults import Fault
@@ -90,8 +90,7 @@ def dispatcher(subject: CheckedShard) -> CheckResult:
     keys, client = subject.shard.keys.cycles, subject.shard.client
     looks: list[Command] = [("GET", keys.dispatch_lock), ("PTTL", keys.dispatch_lock)]
     lengths: list[Command] = [("LLEN", key) for key in (keys.dispatch, keys.dispatch_processing, keys.dispatch_failed)]
-    if missing := _no_looks(subject):
-        return ok(f"unknown: this user may not run {missing}")
+    _need_looks(subject)
     for _ in range(LOOKS):
         holder, rest, *counts = accepted(run_commands(client, [*looks, *lengths]))
         if isinstance(holder, bytes):
@@ -125,8 +124,7 @@ def subscriptions(subject: CheckedShard) -> CheckResult:
 def webhook_rules(subject: CheckedShard) -> CheckResult:
     """Which URLs the dispatcher will refuse to send to, by the rules of the installation. No name is resolved."""
     client, key = subject.shard.client, subject.shard.keys.cycles.webhook_security
-    if missing := _no_looks(subject):
-        return ok(f"unknown: this user may not run {missing}")
+    _need_looks(subject)
     try:
         rules = json.loads(cast(bytes, client.get(key) or b"{}"))
         blocked = [
@@ -197,8 +195,7 @@ def _named(texts: Sequence[str], separator: str) -> str:
 def retention(subject: CheckedShard) -> CheckResult:
     """Compares how long the services and the relay keep records, by the newest record that a service wrote."""
     keys, cycles = subject.shard.keys.cycles, subject.settings.cycles
-    if missing := _no_looks(subject):
-        return ok(f"unknown: this user may not run {missing}")
+    _need_looks(subject)
     members = sorted(cast(set[bytes], subject.shard.client.smembers(keys.all_subscriptions)))[:RECENT]
     indexes = [keys.deliveries(decode(each)) for each in members]
     known, other = [], []
@@ -221,8 +218,7 @@ def retention(subject: CheckedShard) -> CheckResult:
 def created_index(subject: CheckedShard) -> CheckResult:
     """Compares the indexes by creation, which the service and the ledger maintain, with their metadata."""
     keys, client = subject.shard.keys.cycles, subject.shard.client
-    if missing := _no_looks(subject):
-        return ok(f"unknown: this user may not run {missing}")
+    _need_looks(subject)
     tenants = sorted(cast(set[bytes], client.smembers(keys.tenants)))[:MOST_TENANTS]
     looks = list[Command]()
     for tenant in tenants:
@@ -248,10 +244,11 @@ def created_index(subject: CheckedShard) -> CheckResult:
     return ok(f"READY for {ready} of {len(tenants)} tenants, and complete")
 
 
-def _no_looks(subject: CheckedShard) -> str:
-    """The commands that only an operator's user may run, and that this one may not."""
+def _need_looks(subject: CheckedShard) -> None:
+    """Raises NotAllowed if this user may not run a command that only an operator's user may run."""
     looks = [each for each in cycles_grants(subject.shard.keys) if each.duty is Duty.OPERATE]
-    return ", ".join(refused(subject.shard, looks))
+    if missing := refused(subject.shard, looks):
+        raise NotAllowed(", ".join(missing), CheckLevel.OK)
 
 
 def _lifetime(subject: CheckedShard, indexes: Sequence[bytes], key: Callable[[str], bytes]) -> int | None:

@@ -68,9 +68,10 @@ def failure(says: str, advice: str) -> CheckResult:
 class NotAllowed(Exception):
     """The user may not run the command that the check needs, or a managed service has renamed it."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, level: CheckLevel = CheckLevel.WARNING) -> None:
         super().__init__(f"this user may not run {command}")
-        self.result = warning(f"unknown: {self}", f"run the check as a user who may run {command}")
+        advice = "" if level is CheckLevel.OK else f"run the check as a user who may run {command}"
+        self.result: CheckResult = level, f"unknown: {self}", advice
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:

@@ -1,7 +1,7 @@
 """Measures how fast entries expire."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
@@ -31,29 +31,16 @@ class Rate:
         return round(waiting / self.per_second, 1) if self.per_second else None
 
 
-UNKNOWN = Rate(0.0, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The expiries of each kind within one window."""
-
-    window_seconds: float = WINDOW
-    expiries: Mapping[str, int] = field(default_factory=dict)
-
-    def of(self, kind: str) -> Rate:
-        if self.window_seconds <= 0:
-            return UNKNOWN
-        return Rate(round(self.expiries.get(kind, 0) / self.window_seconds, 2), round(self.window_seconds, 3))
-
-
-def read_rates(shard: Shard) -> Rates:
+def read_rates(shard: Shard, kinds: Iterable[str]) -> dict[str, Rate]:
     """
-    The rates of expiries until now, UNKNOWN if the clock was set back. Events carry the time of their expiry on Redis's
-    clock, so every process reads the same rate, during a long tick too. The script reads the clock after the newest
-    event: during a drain, thousands of events may be newer than a clock that was read before.
+    The rates of these kinds' expiries until now, unknown if the clock was set back. Events carry the time of their
+    expiry on Redis's clock, so every process reads the same rate, during a long tick too. The script reads the clock
+    after the newest event: during a drain, thousands of events may be newer than a clock that was read before.
     """
     call = Call([shard.keys.events], [int(WINDOW * 1000), COUNTED])
     read, since_oldest, *counts = _RATE.run(shard.client, call)
-    kinds = (decode(kind) or RESERVATIONS for kind in counts[::2])
-    return Rates(WINDOW if read < COUNTED else since_oldest / 1000, dict(zip(kinds, counts[1::2], strict=True)))
+    window = WINDOW if read < COUNTED else since_oldest / 1000
+    if window <= 0:
+        return dict.fromkeys(kinds, Rate(0.0, 0.0))
+    expiries = dict(zip((decode(kind) or RESERVATIONS for kind in counts[::2]), counts[1::2], strict=True))
+    return {kind: Rate(round(expiries.get(kind, 0) / window, 2), round(window, 3)) for kind in kinds}

@@ -19,7 +19,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.endpoint_health import most_troubled
 from sweeperd.ops.endpoint_status import EndpointDocument, read_endpoints
 from sweeperd.ops.processes import Processes, read_processes
-from sweeperd.ops.rate import Rate, Rates, read_rates
+from sweeperd.ops.rate import Rate, read_rates
 from sweeperd.ops.reasons import ReasonCount, count_reasons
 from sweeperd.ops.reconcile.last_walk import WalkStore
 from sweeperd.outbox.attempts import Attempt, read_all_attempts
@@ -269,8 +269,8 @@ def read_all(settings: Settings, shards: Sequence[Shard]) -> list[ShardStatus]:
 def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory | None) -> ShardStatus:
     now = shard.read_clock()
     kinds = kinds_of(settings, shard)
-    rates, batch = read_rates(shard), settings.sweep.pipeline_depth
-    read = tuple(_kind(shard, kind, now, rates, batch, sample) for kind in kinds.values())
+    rates, batch = read_rates(shard, kinds), settings.sweep.pipeline_depth
+    read = tuple(_kind(shard, kind, now, rates[kind.name], batch, sample) for kind in kinds.values())
     deferred = sum(kind.deferred for kind in read)
     walked = settings.reconcile.interval is not None
     unwalked = [kind.kind for kind in read if walked and kind.last_walk is None]
@@ -291,13 +291,13 @@ def _read(settings: Settings, shard: Shard, sample: int, memory: BacklogMemory |
     )
 
 
-def _kind(shard: Shard, kind: Kind, now: int, rates: Rates, batch: int, sample: int) -> KindDocument:
+def _kind(shard: Shard, kind: Kind, now: int, rate: Rate, batch: int, sample: int) -> KindDocument:
     backlog, walk = read_index_backlog(shard, kind, now), WalkStore(shard, kind.walk_suffix).last()
     return KindDocument.of(
         kind.name,
         backlog,
         _due(shard, kind, batch, now, backlog, sample),
-        rates.of(kind.name),
+        rate,
         read_last_sweep(shard, kind),
         now,
         sweeping=holder(shard, kind.lease_job),

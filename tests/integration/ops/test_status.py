@@ -326,9 +326,9 @@ def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis
     for number in range(120):
         client.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 30_000 + number}-0")
     client.xadd("sweeperd:events", {"id": "again", "only_for": "billing"}, id=f"{now - 10}-0")
-    assert read_rates(shard).of("reservations") == Rate(2.0, 60.0)
+    assert read_rates(shard, ["reservations"])["reservations"] == Rate(2.0, 60.0)
     client.xtrim("sweeperd:events", maxlen=0)
-    assert read_rates(shard).of("reservations") == Rate(0.0, 60.0)
+    assert read_rates(shard, ["reservations"])["reservations"] == Rate(0.0, 60.0)
 
 
 def test_the_window_is_shorter_where_much_happens(
@@ -339,7 +339,7 @@ def test_the_window_is_shorter_where_much_happens(
     for number in range(200):
         pipeline.xadd("sweeperd:events", {"id": str(number)}, id=f"{now - 2_000 + 10 * number}-0")
     pipeline.execute()
-    found = read_rates(shard).of("reservations")
+    found = read_rates(shard, ["reservations"])["reservations"]
     assert 0.5 <= found.window_seconds < 30
     assert found.per_second == pytest.approx(50 / found.window_seconds, rel=0.01)
 
@@ -371,7 +371,7 @@ def test_a_clock_that_was_set_back_has_no_rate(
     ahead = server_time(client) + 3_600_000
     for number in range(60):
         client.xadd("sweeperd:events", {"id": str(number)}, id=f"{ahead + number}-0")
-    assert read_rates(shard).of("reservations").known is None
+    assert read_rates(shard, ["reservations"])["reservations"].known is None
 
 
 def test_an_empty_database_is_noticed(shard: Shard, client: redis.Redis) -> None:

@@ -15,10 +15,10 @@ from sweeperd.ops.trial import shown_url
 from sweeperd.outbox.announcements import Announcements
 from sweeperd.outbox.circuits import CircuitStateStore
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
-from sweeperd.outbox.event import OutboxEntry, message
+from sweeperd.outbox.event import OutboxEntry, event_id
 from sweeperd.outbox.groups import ConsumerGroups
 from sweeperd.outbox.replays import replay_group
-from sweeperd.outbox.stream import PAGE, Outbox, Pending
+from sweeperd.outbox.stream import PAGE, Outbox
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
@@ -90,10 +90,9 @@ def skip(shard: Shard, name: str, event: str) -> str | None:
     for group in (name, replay_group(name)):
         if group.encode() not in streams.groups(shard.client, shard.keys.events):
             continue
-        for pending, fields in _pending(shard, outbox, group):
-            if event in (pending.id.decode(), message(shard.origin, fields).event_id if fields else ""):
-                entry = OutboxEntry.of(pending.id, pending.deliveries, fields)
-                return pending.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False) else None
+        for entry in _pending(shard, outbox, group):
+            if event in (entry.id.decode(), event_id(shard.origin, entry.fields) if entry.pairs else ""):
+                return entry.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False) else None
     return None
 
 
@@ -109,12 +108,8 @@ def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> i
     untaken = (OutboxEntry.of(entry, 0, found) for entry, found in streams.read(shard, shard.keys.events, first, last))
     outbox, subscription = Outbox(shard, "operator"), Subscription(endpoint)
     outbox.filters.refresh()
-    taken = _pending(shard, outbox, endpoint.name)
-    old = itertools.takewhile(lambda row: row[0].added_ms < before_ms, taken)
-    return sum(
-        _is_wanted(outbox, subscription, entry)
-        for entry in itertools.chain((OutboxEntry.of(row.id, row.deliveries, found) for row, found in old), untaken)
-    )
+    taken = itertools.takewhile(lambda entry: entry.added_ms < before_ms, _pending(shard, outbox, endpoint.name))
+    return sum(_is_wanted(outbox, subscription, entry) for entry in itertools.chain(taken, untaken))
 
 
 def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: bool) -> Iterator[int]:
@@ -135,9 +130,8 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
         old = [entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms]
         yield _drop(outbox, subscription, old, letters=letters)
     outbox.groups.leave(name)
-    taken = _pending(shard, outbox, name)
-    rows = itertools.takewhile(lambda row: row[0].added_ms < before_ms, taken)
-    while page := [OutboxEntry.of(row.id, row.deliveries, found) for row, found in itertools.islice(rows, PAGE)]:
+    taken = itertools.takewhile(lambda entry: entry.added_ms < before_ms, _pending(shard, outbox, name))
+    while page := list(itertools.islice(taken, PAGE)):
         yield _drop(outbox, subscription, page, letters=letters)
 
 
@@ -156,13 +150,13 @@ def _is_wanted(outbox: Outbox, subscription: Subscription, entry: OutboxEntry) -
     return wanted_here or outbox.filters.owner_for(subscription, entry) is not None
 
 
-def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[tuple[Pending, dict[bytes, bytes]]]:
-    """The pending events of an endpoint, with their fields; {} if an event was trimmed."""
+def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[OutboxEntry]:
+    """The pending events of an endpoint, without fields if an event was trimmed."""
     previous: bytes | None = None
     while page := outbox.pending(name, previous):
         found = streams.exactly(shard.client, shard.keys.events, (pending.id for pending in page))
         for pending, rows in zip(page, found, strict=True):
-            yield pending, rows[0][1] if rows else {}
+            yield OutboxEntry.of(pending.id, pending.deliveries, rows[0][1] if rows else {})
         previous = page[-1].id
 
 

@@ -127,7 +127,6 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         deadline=kind.deadline,
         tenant=kind.tenant or "tenant",
         active=kind.active,
-        ends=_ends(kind),
         proof=f"{kind.name}:{_digest(kind)}".encode(),
         lease_job=f"sweep:{kind.name}",
         walk_suffix=f":{kind.name}",
@@ -161,14 +160,6 @@ def index_check(kind: KindSettings) -> str:
         f"{{ARGV[1], ARGV[7], ARGV[8], ARGV[9], ARGV[10], reply[1], reply[3] or '', {kind.unit_ms}, {due}, "
         "reply[2] or ''}\n"
     ) + source("ops/reconcile_entry")
-
-
-def _ends(kind: KindSettings) -> dict[str, list[str]]:
-    """The values of each field that mark an ended entry."""
-    ends: dict[str, list[str]] = {}
-    for field, values in [*((field, [value]) for field, value in kind.ended.items()), *kind.over.items()]:
-        ends.setdefault(field, []).extend(values)
-    return ends
 
 
 def _digest(kind: KindSettings) -> str:

@@ -160,8 +160,6 @@ class Kind:
     unit_ms: int = 1
     #: The values of an active entry's fields; empty if the user's script decides.
     active: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: The values of each field that mark an ended entry.
-    ends: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: The job whose lease a sweep of this kind holds.
     lease_job: str
     #: The end of the names of the kind's fields in `sweeperd:reconcile`.

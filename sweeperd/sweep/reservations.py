@@ -78,7 +78,6 @@ def reservations(keys: Keys, settings: SweepSettings, *, balances: bool = False)
         deadline="expires_at",
         tenant="tenant",
         active={"state": ["ACTIVE"]},
-        ends={"state": ("COMMITTED", "RELEASED", "EXPIRED")},
         lease_job="sweep",
         counters=Budgets(budget_stem),
         grace_ms=grace_ms,

@@ -162,8 +162,13 @@ def _send(client: redis.Redis, requests: Sequence[Request]) -> list[Any]:
     replies = list(pipeline.execute(raise_on_error=False))
     progress.step()
     having = replies.pop() if wait else None
+    unknown: dict[Script, list[tuple[int, Call]]] = {}
     for number, (request, reply) in enumerate(zip(sent, replies, strict=True)):
         if isinstance(reply, NoScriptError) and request.script and request.call:
-            (replies[number],) = request.script.run_unknown(client, [request.call], [reply])
+            unknown.setdefault(request.script, []).append((number, request.call))
+    for script, runs in unknown.items():
+        again = script.run_unknown(client, [call for _, call in runs], [replies[number] for number, _ in runs])
+        for (number, _), reply in zip(runs, again, strict=True):
+            replies[number] = reply
     found = iter(replies)
     return [having if request.words[0] == "WAIT" else next(found) for request in requests]

@@ -4,6 +4,7 @@ import pytest
 import redis
 
 from sweeperd.store import Shard
+from sweeperd.store.operations import run_scripts, run_together
 from sweeperd.store.scripts import Call, Script, ScriptPipeline
 from tests.support.busy import BUSY
 from tests.support.harness import eventually
@@ -42,6 +43,15 @@ def test_an_error_stands_in_its_calls_place(client: redis.Redis) -> None:
         one, error, two = stream.receive().replies
         assert (one, str(error), two) == (2, "no", 4)
         assert stream.receive().replies == [6]
+
+
+def test_what_the_server_does_not_know_is_sent_whole_in_one_more_round_trip(client: redis.Redis) -> None:
+    other = Script("triple", "return ARGV[1] * 3")
+    client.ping()
+    before = client.info("stats")["total_reads_processed"]
+    outcomes = run_together(client, [run_scripts(script, call(n)) for n in range(40) for script in (SCRIPT, other)])
+    assert outcomes == [[n * factor] for n in range(40) for factor in (2, 3)]
+    assert client.info("stats")["total_reads_processed"] - before < 10
 
 
 def test_a_connection_with_replies_on_the_way_is_not_used_again(client: redis.Redis) -> None:

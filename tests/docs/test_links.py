@@ -67,8 +67,7 @@ def test_a_page_says_whom_it_serves_and_what_to_read_next(page: Path) -> None:
 
 @pytest.mark.parametrize("page", sorted((DOCS / "how-to").glob("*.md")), ids=name)
 def test_a_how_to_is_short(page: Path) -> None:
-    """Moving over a Cycles installation is one task of many steps."""
-    assert len(prose(page).split()) <= (600 if page.name == "cycles.md" else 400)
+    assert len(prose(page).split()) <= 400
 
 
 def test_the_readme_is_short() -> None:

@@ -117,9 +117,6 @@ def test_the_shipped_file_is_what_the_command_prints(cli: Cli) -> None:
 
 def test_the_documents_name_what_the_command_adds() -> None:
     daemons = set(rules())
-    cycles = (ROOT / "docs" / "how-to" / "cycles.md").read_text()
-    (named,) = re.findall(r"The user of sweeperd also needs `([^`]*)`", cycles)
-    assert set(named.split()) == set(rules(cycles={"enabled": True})) - daemons
     operating = (ROOT / "docs" / "reference" / "rights.md").read_text()
     (named,) = re.findall(r"\| also `(\+[^`]*)` \|", operating)
     assert set(named.split()) == set(rules(commands=True)) - daemons

@@ -24,7 +24,6 @@ from tests.support.servers import Server
 
 OK, WARNING, FAILURE = CheckLevel.OK, CheckLevel.WARNING, CheckLevel.FAILURE
 LEASE = "cycles:maintenance:lease:reservation_expiry"
-#: As docs/how-to/cycles.md, step 3, names them.
 RIGHTS = rules(cycles={"enabled": True})
 
 

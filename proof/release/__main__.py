@@ -16,7 +16,7 @@ import click
 from proof.release.page import render
 from proof.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all
 from proof.release.step import Step, read
-from proof.release.steps import Options, steps
+from proof.release.steps import steps
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,17 +26,7 @@ ROOT = Path(__file__).parents[2]
 @click.option("--resume", is_flag=True, help="Leave out the steps that held on this commit.")
 @click.option("--only", multiple=True, metavar="STEP", help="Only this step; can be repeated.")
 @click.option("--list", "listed", is_flag=True, help="Name the steps, and run none.")
-@click.option("--page", is_flag=True, help="Write the page from the results that there are, and run nothing.")
-@click.option("--soak-minutes", type=click.FloatRange(0.5), default=30.0, show_default=True)
-@click.option("--chaos-minutes", type=click.FloatRange(0.5), default=30.0, show_default=True)
 @click.option("--chaos-seed", type=int, help="What draws the faults. [default: a new one]")
-@click.option("--tries", type=click.IntRange(1), default=1000, show_default=True, help="Of each property.")
-@click.option(
-    "--simulation-seeds", type=click.IntRange(1), default=500, show_default=True, help="Of 5 virtual minutes each."
-)
-@click.option(
-    "--gate-runs", type=click.IntRange(1), default=3, show_default=True, help="How often the gate has to pass."
-)
 @click.option(
     "--kubeconfig",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -53,37 +43,29 @@ def main(
     resume: bool,
     only: tuple[str, ...],
     listed: bool,
-    page: bool,
-    soak_minutes: float,
-    chaos_minutes: float,
     chaos_seed: int | None,
-    tries: int,
-    simulation_seeds: int,
-    gate_runs: int,
     kubeconfig: Path | None,
     work: Path | None,
 ) -> None:
     """Prove VERSION, step by step, and stop at the first step that fails."""
     work = (work or Path(tempfile.gettempdir()) / f"sweeperd-release-{version}").resolve()
     place = Place(ROOT, work / "clone", work, ROOT / DATA / version)
-    options = Options(soak_minutes, chaos_minutes, tries, chaos_seed, gate_runs, simulation_seeds, kubeconfig)
-    all_steps = steps(options, work)
+    all_steps = steps(work, chaos_seed, kubeconfig)
     if listed:
         for step in all_steps:
             click.echo(f"{step.name:16} {step.shows}")
         return
     chosen = choose(all_steps, only)
-    if not page:
-        clone(place)
-        env = os.environ | {"PATH": f"{work / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-        results = run_all(chosen, place, env, resume=resume, say=lambda text: click.echo(text, err=True))
+    clone(place)
+    env = os.environ | {"PATH": f"{work / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    results = run_all(chosen, place, env, resume=resume, say=lambda text: click.echo(text, err=True))
     target = ROOT / EVIDENCE / f"{version}.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     found = [read(place.results, step.name) for step in all_steps]
     page_text = render(version, all_steps, found, partial(differing_files, place))
     target.write_text(page_text, encoding="utf-8")
     click.echo(f"written: {target.relative_to(ROOT)}", err=True)
-    if not page and not all(result.holds for result in results):
+    if not all(result.holds for result in results):
         click.echo(results[-1].trouble, err=True)
         sys.exit(1)
 

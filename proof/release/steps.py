@@ -1,7 +1,6 @@
 """Lists the steps of a release, in order."""
 
 import sys
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,38 +13,27 @@ _LINT = (
     'if command -v luacheck; then luacheck $(python -m tests.support.joined_scripts "$RELEASE_DIR"); '
     'else echo "luacheck is not installed"; fi'
 )
-#: The gate refuses nothing, several times in a row, and refuses a sweep that is slower on purpose.
-_GATE = "for run in $(seq {runs}); do python -m benchmarks gate || exit 1; done"
+#: How long the soaks last, minutes; and how often each property is tried.
+_SOAK_MINUTES, _TRIES = 30, 1000
+#: The gate refuses nothing, three times in a row, and refuses a sweep that is slower on purpose.
+_GATE = "for run in 1 2 3; do python -m benchmarks gate || exit 1; done"
 _PLANTED = "python -m benchmarks gate throughput --planted; test $? -eq 1"
 #: Seeds that were never drawn before; then each planted bug has to be found.
 _SIMULATION = (
-    "python -m proof.simulation --fresh {seeds} --minutes 5 --jobs 2 && "
+    "python -m proof.simulation --fresh 500 --minutes 5 --jobs 2 && "
     "python -m proof.simulation --planted --minutes 2 --jobs 2"
 )
 _ALL_SERVERS = {"SWEEPERD_TEST_ALL_SERVERS": "1"}
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is chosen for one run: durations, numbers of tries, and the seed of the faults (None: a new one)."""
-
-    soak_minutes: float = 30.0
-    chaos_minutes: float = 30.0
-    #: Of each property.
-    tries: int = 1000
-    chaos_seed: int | None = None
-    gate_runs: int = 3
-    simulation_seeds: int = 500
-    #: The file that names a cluster to try; None: the step `kubernetes` is left out.
-    kubeconfig: Path | None = None
-
-
-def steps(options: Options, work: Path) -> list[Step]:
-    """All steps. Their commands run in the clean clone, with the environment below `work` first on the PATH."""
+def steps(work: Path, chaos_seed: int | None = None, kubeconfig: Path | None = None) -> list[Step]:
+    """
+    All steps. Their commands run in the clean clone, with the environment below `work` first on the PATH. `chaos_seed`
+    draws the faults (None: a new one); without a `kubeconfig` the step `kubernetes` is left out.
+    """
     venv, fresh, dist = work / "venv", work / "fresh", work / "build"
-    gate = _GATE.format(runs=options.gate_runs)
-    seed = [] if options.chaos_seed is None else ["--seed", str(options.chaos_seed)]
-    cluster: list[str | Path] = [] if options.kubeconfig is None else ["--kubeconfig", options.kubeconfig.resolve()]
+    seed = [] if chaos_seed is None else ["--seed", str(chaos_seed)]
+    cluster: list[str | Path] = [] if kubeconfig is None else ["--kubeconfig", kubeconfig.resolve()]
 
     def run(module: str, *arguments: str | Path) -> tuple[str, ...]:
         return ("python", "-m", module, *map(str, arguments))
@@ -63,24 +51,24 @@ def steps(options: Options, work: Path) -> list[Step]:
         Step("tests", "all tests, on every server", run("pytest", "-q", "-m", ""), readers.tests, _ALL_SERVERS),
         Step(
             "properties",
-            f"{options.tries} tries of each property",
+            f"{_TRIES} tries of each property",
             run("pytest", "-q", "tests/property", "--hypothesis-profile", "thorough", "--timeout", "7200"),
             readers.tests,
-            _ALL_SERVERS | {"SWEEPERD_TEST_TRIES": str(options.tries)},
+            _ALL_SERVERS | {"SWEEPERD_TEST_TRIES": str(_TRIES)},
         ),
         Step(
             "soak",
             "load without faults",
-            run("proof.soak", "--minutes", f"{options.soak_minutes:g}", "--out", work / "soak"),
+            run("proof.soak", "--minutes", str(_SOAK_MINUTES), "--out", work / "soak"),
             partial(readers.soak, "soak.json"),
-            keeps=("soak.json", "soak.svg"),
+            keeps=("soak.json",),
         ),
         Step(
             "chaos",
             "load with faults",
-            run("proof.soak", "--chaos", "--minutes", f"{options.chaos_minutes:g}", *seed, "--out", work / "chaos"),
+            run("proof.soak", "--chaos", "--minutes", str(_SOAK_MINUTES), *seed, "--out", work / "chaos"),
             partial(readers.soak, "chaos.json"),
-            keeps=("chaos.json", "chaos.svg"),
+            keeps=("chaos.json",),
         ),
         Step(
             "installation",
@@ -91,10 +79,10 @@ def steps(options: Options, work: Path) -> list[Step]:
         Step(
             "simulation",
             "whole installations on virtual time, with faults and with planted bugs",
-            ("sh", "-c", _SIMULATION.format(seeds=options.simulation_seeds)),
+            ("sh", "-c", _SIMULATION),
             readers.simulation,
         ),
-        Step("gate", "no ratio is much worse than its baseline", ("sh", "-c", gate), readers.gate),
+        Step("gate", "no ratio is much worse than its baseline", ("sh", "-c", _GATE), readers.gate),
         Step("planted", "the gate refuses a sweep that is 30 % slower", ("sh", "-c", _PLANTED), readers.gate),
         Step("mutants", "the tests notice what is broken on purpose", run("proof.release.mutants"), readers.document),
         Step("build", "wheel and sdist, the same byte by byte twice", run("proof.release.build"), readers.document),

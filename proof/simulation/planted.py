@@ -440,19 +440,6 @@ def scan_starves() -> None:
     replace(Reader, "_do_chores", make)
 
 
-@planted("an event is settled when it is queued")
-def settled_before_sent() -> None:
-    def make(original: Any) -> Any:
-        def put_events(self: Any, lane: Lane, entries: Any, **how: bool) -> None:
-            original(self, lane, entries, **how)
-            with contextlib.suppress(redis.RedisError):
-                lane.outbox.acknowledge(lane.group, [entry.id for entry in entries])
-
-        return put_events
-
-    replace(Pool, "put", make)
-
-
 @planted("if one group is missing, the events that others were given in the same round trip are forgotten")
 def lost_beside_missing_group() -> None:
     def make(original: Any) -> Any:

@@ -361,7 +361,7 @@ def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Repor
             os.close(reading)
 
 
-def tell(report: Report, *, verbose: bool = True) -> None:
+def tell(report: Report) -> None:
     """Print what became of a seed."""
     speed = report.virtual / report.real if report.real else 0
     print(
@@ -369,7 +369,7 @@ def tell(report: Report, *, verbose: bool = True) -> None:
         f"({speed:.0f} times), {report.commands} commands, {report.events} events, {report.accepted} accepted "
         f"({report.duplicates} again), trace {report.digest[:16]}, {' '.join(report.faults) or 'no faults'}"
     )
-    if report.failure and verbose:
+    if report.failure:
         print(f"  at {report.failed_at:.3f}: {report.failure}")
         print("\n".join(f"    {line}" for line in report.last))
     sys.stdout.flush()
@@ -403,7 +403,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int)
     parser.add_argument("--seeds", help="A..B")
     parser.add_argument("--fresh", type=int, metavar="N", help="N seeds that are drawn now")
-    parser.add_argument("--until-failure", action="store_true", help="from --seed on, seed after seed")
     parser.add_argument("--minutes", type=float, default=3.0, help="virtual, before the faults end")
     parser.add_argument("--clean", action="store_true", help="without faults and operators")
     parser.add_argument("--trace", metavar="FILE", help="write every command and log line")
@@ -412,7 +411,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="how many seeds run at a time")
     parser.add_argument("--plant", metavar="NAME", help="with this bug in the program; several, with --planted")
     parser.add_argument("--planted", action="store_true", help="find each planted bug; print the table")
-    parser.add_argument("--brief", action="store_true", help="no commands and log lines of a failure")
     options = parser.parse_args()
     if options.planted:
         return find_planted(options)
@@ -423,17 +421,13 @@ def main() -> int:
         seeds = range(low, high + 1)
     elif options.fresh:
         seeds = range(first, first + options.fresh)
-    elif options.until_failure:
-        seeds = itertools.count(first)
     failed, virtual = [], 0.0
     began, count = kernels.REAL_CLOCK(), 0
     for report in reports(options, seeds):
-        tell(report, verbose=not options.brief)
+        tell(report)
         count, virtual = count + 1, virtual + report.virtual
         if report.failure:
             failed.append(report.seed)
-            if options.until_failure:
-                break
     if count > 1:
         real = kernels.REAL_CLOCK() - began
         start = seeds[0] if options.seeds else first

@@ -8,7 +8,6 @@ Exit code 0 if all hold, 1 if one does not or a process ended before its time, 2
 
 import argparse
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -25,36 +24,27 @@ RATE = 100.0
 SHORTEST = 0.5
 #: Averages of latency up to this many seconds say nothing beside faults, and beside other programs.
 CHAOS_NOISE, OTHERS_NOISE = 0.05, 0.5
-#: From line to line where standard error is no terminal, seconds.
+#: From line to line, seconds.
 LINE_EVERY = 15.0
 
 
 class Progress:
-    """Shows each sample on standard error: one line that is written over on a terminal, else a line each 15 s."""
+    """Writes a line to standard error each 15 s."""
 
     def __init__(self) -> None:
-        self._live = sys.stderr.isatty()
         self._next = 0.0
 
     def show(self, sample: Sample, duration: float) -> None:
+        if sample.at < self._next:
+            return
+        self._next += LINE_EVERY
         accepted = "  ".join(f"{name} {count}" for name, count in sample.accepted.items())
-        text = (
-            f"{sample.operations} operations  {sample.lost} lost calls  {sum(sample.expired.values())} expired  "
-            f"{len(sample.memory)} replicas  accepted: {accepted}"
+        print(
+            f"{_clock(sample.at)} of {_clock(duration)}  {sample.operations} operations  {sample.lost} lost calls  "
+            f"{sum(sample.expired.values())} expired  {len(sample.memory)} replicas  accepted: {accepted}",
+            file=sys.stderr,
+            flush=True,
         )
-        line = f"{_clock(sample.at)} of {_clock(duration)}  {text}"
-        if self._live:
-            # A line that wraps could not be written over.
-            columns = shutil.get_terminal_size().columns
-            print(f"\r\033[K{line[: columns - 1]}", end="", file=sys.stderr, flush=True)
-        elif sample.at >= self._next:
-            print(line, file=sys.stderr, flush=True)
-            self._next += LINE_EVERY
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._live:
-            print(file=sys.stderr)
 
 
 def main() -> int:
@@ -66,18 +56,16 @@ def main() -> int:
     out = options.out or Path(tempfile.mkdtemp(prefix="sweeperd-soak-"))
     out.mkdir(parents=True, exist_ok=True)
     print(f"writing to {out}", file=sys.stderr)
-    progress, seed = Progress(), options.seed if options.chaos else None
+    seed = options.seed if options.chaos else None
     noise = OTHERS_NOISE if options.beside_others else CHAOS_NOISE if options.chaos else 0.0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started ends with it
     if options.chaos:
         print(f"--seed {seed}", file=sys.stderr)
     try:
-        result = soak(found[0], options.minutes, options.rate, out, progress.show, seed=seed, noise=noise)
+        result = soak(found[0], options.minutes, options.rate, out, Progress().show, seed=seed, noise=noise)
     except KeyboardInterrupt:
         print("stopped; nothing was judged", file=sys.stderr)
         return 130
-    finally:
-        progress.end()
     print(table(result))
     return 0 if result.holds else 1
 
@@ -90,7 +78,7 @@ def table(result: Soak) -> str:
     for verdict in result.verdicts:
         lines.append(f"{'ok' if verdict.holds else 'FAILED':<7}{verdict.name:<{width}}{verdict.claim}")
         lines.append(f"{'':<{7 + width}}{verdict.found}")
-    lines += ["", f"plot      {result.plot}", f"samples   {result.record}"]
+    lines += ["", f"samples   {result.record}"]
     return "\n".join(lines)
 
 
@@ -106,7 +94,7 @@ def _options() -> argparse.Namespace:
         help="operations started a second (default: 100); each makes about two calls of the ledger",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help="where plot, samples and log go (default: a new temporary directory)"
+        "--out", type=Path, metavar="DIR", help="where samples and log go (default: a new temporary directory)"
     )
     parser.add_argument("--chaos", action="store_true", help="let processes, servers, connections and clocks fail")
     parser.add_argument(

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,10 +15,9 @@ from proof.soak import census, verdicts
 from proof.soak.census import Moment
 from proof.soak.faults import BATCHES, FAILS, HANGS, MOVES, FaultType, calm, schedule
 from proof.soak.inflict import Inflicted, Inflictor
-from proof.soak.missing import Place, places
 from proof.soak.order import Undecided, faults
 from proof.soak.rest import await_rest, stand
-from proof.soak.samples import Sample, Windows, latency_steps
+from proof.soak.samples import Sample, Windows
 from proof.soak.stage import BATCH_SIZE, DUE, ShardStage, Stage, stage
 from proof.soak.verdicts import Verdict
 from tests.support.harness import eventually
@@ -34,7 +32,7 @@ from tests.support.traffic.plan import BUDGETS, LEAN, TENANTS
 THREADS = 4
 #: Seconds from sample to sample at least, and from one moment to the next.
 SAMPLE_EVERY, MOMENT_EVERY = 1.0, 5.0
-#: How many samples a plot shows at most.
+#: How many samples are kept at most.
 SAMPLES = 600
 #: Operations up to which the history of every tenant is judged; a longer run is judged by the tenants in JUDGED.
 ALL_JUDGED = 60_000
@@ -53,7 +51,6 @@ class Soak:
     verdicts: tuple[Verdict, ...]
     #: Things worth knowing that no verdict is about, by name.
     facts: dict[str, str]
-    plot: Path
     record: Path
 
     @property
@@ -119,7 +116,7 @@ def soak(
     """
     Run the load for this many minutes at `rate` operations a second, half of them on each shard, and judge what is
     there after it. With a seed there are faults, and the seed draws them; without one nothing fails. An average latency
-    below `noise` seconds is never too long. Writes a plot, a record and all logs into `out`, which exists.
+    below `noise` seconds is never too long. Writes a record and all logs into `out`, which exists.
 
     Raises RuntimeError or AssertionError if a process does not start.
     """
@@ -156,7 +153,7 @@ def soak(
             ]
         facts = _facts(binary, running, loads, inflictor.inflicted, stopped)
         shown.append(verdicts.alive({name: replica.stop() for name, replica in running.replicas.items()}))
-    return _write(scene, shown, facts, inflictor.inflicted, (duration, stopped, seed), out)
+    return _write(scene, shown, facts, inflictor.inflicted, duration, seed, out)
 
 
 def _observe(scene: _Scene, duration: float, watch: Watch) -> None:
@@ -241,20 +238,16 @@ def _faults(history: list[Call]) -> Sequence[str]:
 
 
 def _delivered(scene: _Scene, endpoint: str, inflicted: Sequence[Inflicted]) -> verdicts.Delivered:
-    """What one endpoint was due, and where that is which it has not accepted."""
+    """What one endpoint was due, and what it has accepted."""
     inbox = scene.stage.inboxes[endpoint]
-    got, due = inbox.reservations(), set[str]()
-    missing: Counter[Place] = Counter()
-    for shard in scene.stage.shards.values():
-        events = {
-            fields[b"id"].decode(): event
-            for event, fields in entries(shard.client, shard.keys.events)
-            if fields[b"tenant"].decode() in DUE[endpoint]
-        }
-        due |= events.keys()
-        missing += places(shard.client, shard.keys, endpoint, [events[name] for name in events.keys() - got.keys()])
+    due = {
+        fields[b"id"].decode()
+        for shard in scene.stage.shards.values()
+        for _, fields in entries(shard.client, shard.keys.events)
+        if fields[b"tenant"].decode() in DUE[endpoint]
+    }
     bound = verdicts.most_repeated(inflicted, BATCH_SIZE if endpoint == BATCHES else 1)
-    return verdicts.delivered(endpoint, due, got, missing, inbox.repeated, bound)
+    return verdicts.delivered(endpoint, due, inbox.reservations(), inbox.repeated, bound)
 
 
 def _facts(
@@ -288,14 +281,12 @@ def _write(
     found: Sequence[Verdict],
     facts: dict[str, str],
     inflicted: Sequence[Inflicted],
-    span: tuple[float, float, int | None],
+    duration: float,
+    seed: int | None,
     out: Path,
 ) -> Soak:
-    """`span`: how long the load was to last, when it stopped, and what drew the faults."""
-    duration, stopped, seed = span
-    latencies = latency_steps(_calls(scene.loads), max(1.0, math.ceil(duration / 180)))
-    name = "soak" if seed is None else "chaos"
-    record, plot = out / f"{name}.json", out / f"{name}.svg"
+    """`duration`: how long the load was to last, seconds; `seed`: what drew the faults."""
+    record = out / f"{'soak' if seed is None else 'chaos'}.json"
     document = {
         "minutes": duration / 60,
         "seed": seed,
@@ -303,14 +294,10 @@ def _write(
         "verdicts": [asdict(verdict) for verdict in found],
         "faults": [asdict(one) for one in sorted(inflicted, key=lambda one: one.began)],
         "moments": [asdict(one) for one in scene.moments],
-        "latency": [asdict(one) for one in latencies],
         "samples": [asdict(sample) for sample in scene.samples],
     }
     record.write_text(json.dumps(document, indent=1))
-    from proof.soak.plot import draw  # noqa: PLC0415 - matplotlib is slow to import, for tests too
-
-    draw(scene.samples, latencies, inflicted, stopped, f"{name.capitalize()}: {duration / 60:g} min", plot)
-    return Soak(tuple(found), facts, plot, record)
+    return Soak(tuple(found), facts, record)
 
 
 def _calls(loads: Mapping[str, Load]) -> list[LedgerCall]:

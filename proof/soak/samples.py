@@ -1,13 +1,9 @@
-"""Samples a soak, and cuts what was measured into windows and steps."""
+"""Samples a soak, and cuts what was measured into windows."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
-from statistics import fmean, median
 
 from proof.soak.faults import calm
-from tests.support.traffic.load import LedgerCall
 
 
 @dataclass(frozen=True)
@@ -25,18 +21,6 @@ class Sample:
     accepted: Mapping[str, int]
     #: Replica -> resident bytes; one that is down is left out.
     memory: Mapping[str, int]
-
-
-@dataclass(frozen=True)
-class LatencyStep:
-    """The calls that began in one step. `at` is its middle, in seconds since the load's start; times are ms."""
-
-    at: float
-    calls: int
-    mean_ms: float
-    median_ms: float
-    p99_ms: float
-    max_ms: float
 
 
 @dataclass(frozen=True)
@@ -63,21 +47,3 @@ def within(points: Iterable[tuple[float, float]], window: tuple[float, float]) -
     """The values of those (at, value) points that lie in the window, its end not included."""
     begin, end = window
     return [value for at, value in points if begin <= at < end]
-
-
-def latency_steps(calls: Sequence[LedgerCall], step: float) -> list[LatencyStep]:
-    """Calls in the order of `at`, summed up over each `step` seconds; steps without a call are left out."""
-    steps = []
-    for number, group in groupby(calls, lambda call: int(call.at // step)):
-        taken = sorted(1000 * call.seconds for call in group)
-        steps.append(
-            LatencyStep(
-                (number + 0.5) * step,
-                len(taken),
-                fmean(taken),
-                median(taken),
-                taken[math.ceil(0.99 * len(taken)) - 1],
-                taken[-1],
-            )
-        )
-    return steps

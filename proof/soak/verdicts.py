@@ -8,7 +8,6 @@ from statistics import fmean, median
 from proof.soak.census import Census, Moment
 from proof.soak.faults import FaultType
 from proof.soak.inflict import Inflicted
-from proof.soak.missing import Place
 from proof.soak.receivers import Received
 from proof.soak.samples import Windows, within
 from proof.soak.stage import CONCURRENCY
@@ -158,8 +157,8 @@ class Delivered:
     """What an endpoint has accepted, compared with what it was due."""
 
     endpoint: str
-    #: Events in the streams that it did not accept: how many are where.
-    missing: Mapping[Place, int]
+    #: Reservations whose events are in the streams, and that it did not accept.
+    missing: Collection[str]
     #: Accepted reservations that no stream has an event of.
     strangers: int
     #: Reservations whose event came under two ids.
@@ -172,28 +171,22 @@ class Delivered:
     @property
     def holds(self) -> bool:
         """Whether it got everything that it was due and nothing else."""
-        wrong = sum(self.missing.values()) + self.strangers + self.two_ids
+        wrong = len(self.missing) + self.strangers + self.two_ids
         return not wrong and self.repeated <= self.bound
 
     def __str__(self) -> str:
-        where = ", ".join(f"{count} {place}" for place, count in self.missing.items())
         return (
-            f"{self.endpoint}: {sum(self.missing.values())} missing{f' ({where})' * bool(where)}, "
+            f"{self.endpoint}: {len(self.missing)} missing{f' ({some(sorted(self.missing))})' * bool(self.missing)}, "
             f"{self.strangers + self.two_ids} wrong, {self.repeated} again (at most {self.bound})"
         )
 
 
 def delivered(
-    endpoint: str,
-    due: Collection[str],
-    got: Mapping[str, Collection[str]],
-    missing: Mapping[Place, int],
-    repeated: int,
-    bound: int,
+    endpoint: str, due: Collection[str], got: Mapping[str, Collection[str]], repeated: int, bound: int
 ) -> Delivered:
     """`due`: the reservations whose events are in the streams; `got`: what was accepted, with the ids of the events."""
     strangers, two_ids = len(got.keys() - set(due)), sum(len(ids) > 1 for ids in got.values())
-    return Delivered(endpoint, missing, strangers, two_ids, repeated, bound)
+    return Delivered(endpoint, set(due) - got.keys(), strangers, two_ids, repeated, bound)
 
 
 def most_repeated(inflicted: Sequence[Inflicted], batch_size: int) -> int:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests.support.acl import ACL, PASSWORD, limited, rules
 from tests.support.harness import Daemon, budget, daemon, environment, eventually, once, reserve, run
@@ -41,15 +43,15 @@ def test_redis_takes_it_as_its_acl_file(redis_binary: Binary, tmp_path: Path) ->
         assert client.acl_users() == ["default", "sweeperd"]
         # Until somebody has set a password, every login is refused.
         with pytest.raises(redis.AuthenticationError):
-            redis.Redis(port=server.port, username="sweeperd", password="").ping()
+            redis.Redis(port=server.port, username="sweeperd", password="", retry=Retry(NoBackoff(), 0)).ping()
         client.execute_command("ACL", "SETUSER", "sweeperd", f">{PASSWORD}")
         client.execute_command("ACL", "SAVE")
         assert PASSWORD not in path.read_text()
         assert once(environment(server.url.replace("redis://", f"redis://sweeperd:{PASSWORD}@"))).code == 0
 
 
-@pytest.mark.parametrize("prefix", ["", "{tenant-a}:"], ids=["no prefix", "prefix"])
-def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Server, tmp_path: Path, prefix: str) -> None:
+def test_all_that_it_does_works_and_nothing_is_granted_besides(own_server: Server, tmp_path: Path) -> None:
+    prefix = "{tenant-a}:"
     with connected(own_server) as client, limited(own_server, client, prefix) as url:
         with (
             Receiver() as good,
@@ -143,60 +145,66 @@ def test_the_database_may_be_numbered(own_server: Server) -> None:
             assert (done.code, done.report["expired"], budget(third)) == (0, 1, (0, 5))
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "FLUSHALL",
-        "FLUSHDB",
-        "KEYS *",
-        "CONFIG GET maxmemory",
-        "CONFIG SET maxmemory 1",
-        "ACL LIST",
-        "ACL WHOAMI",
-        "SHUTDOWN NOSAVE",
-        "DEBUG SLEEP 0",
-        "MONITOR",
-        "CLIENT LIST",
-        "CLIENT KILL ID 1",
-        "SCRIPT FLUSH",
-        "ZSCAN other 0",
-        "HGET sweeperd:other report",
-        "REPLICAOF NO ONE",
-        "PUBLISH channel text",
-        "SUBSCRIBE channel",
-        "UNLINK reservation:ttl",
-        "RENAME sweeperd:events other",
-        "EXPIRE reservation:res_one 1",
-        "XDEL sweeperd:events 1-1",
-        "XGROUP DESTROY other billing",
-        "XGROUP SETID other billing 0",
-        # Commands that it has, on keys that are not its own.
-        "GET other",
-        "SET other text",
-        "DEL other",
-        "HGET user:1 password",
-        "HGETALL user:1",
-        "HDEL user:1 password",
-        "HMGET idem:reserve:4:acme:job reply",
-        "SET sweeperd:lease:other token",
-        "ZADD reservation:other 1 a",
-        "XADD sweeperd:other * a b",
-        "EVALSHA 0000000000000000000000000000000000000000 1 other",
-        "EVAL redis.call('FLUSHALL') 0",
-        "EVAL return(redis.call('GET','other')) 0",
-        "EVAL return(redis.call('KEYS','*')) 0",
-    ],
+#: What the user may not run: other commands, and its own commands on keys that are not its own.
+FORBIDDEN = (
+    "FLUSHALL",
+    "FLUSHDB",
+    "KEYS *",
+    "CONFIG GET maxmemory",
+    "CONFIG SET maxmemory 1",
+    "ACL LIST",
+    "ACL WHOAMI",
+    "SHUTDOWN NOSAVE",
+    "DEBUG SLEEP 0",
+    "MONITOR",
+    "CLIENT LIST",
+    "CLIENT KILL ID 1",
+    "SCRIPT FLUSH",
+    "ZSCAN other 0",
+    "HGET sweeperd:other report",
+    "REPLICAOF NO ONE",
+    "PUBLISH channel text",
+    "SUBSCRIBE channel",
+    "UNLINK reservation:ttl",
+    "RENAME sweeperd:events other",
+    "EXPIRE reservation:res_one 1",
+    "XDEL sweeperd:events 1-1",
+    "XGROUP DESTROY other billing",
+    "XGROUP SETID other billing 0",
+    "GET other",
+    "SET other text",
+    "DEL other",
+    "HGET user:1 password",
+    "HGETALL user:1",
+    "HDEL user:1 password",
+    "HMGET idem:reserve:4:acme:job reply",
+    "SET sweeperd:lease:other token",
+    "ZADD reservation:other 1 a",
+    "XADD sweeperd:other * a b",
+    "EVALSHA 0000000000000000000000000000000000000000 1 other",
+    "EVAL redis.call('FLUSHALL') 0",
+    "EVAL return(redis.call('GET','other')) 0",
+    "EVAL return(redis.call('KEYS','*')) 0",
 )
-def test_all_else_is_refused(server: Server, client: redis.Redis, command: str) -> None:
+
+
+def test_all_else_is_refused(server: Server, client: redis.Redis) -> None:
     client.set("other", "secret")
     client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules())
     try:
         with redis.Redis(port=server.port, username="sweeperd", password=PASSWORD) as user:
-            with pytest.raises(redis.ResponseError, match=REFUSED):
-                user.execute_command(*command.split())
+            assert [command for command in FORBIDDEN if not refused(user, command)] == []
         assert client.get("other") == b"secret"
     finally:
         client.acl_deluser("sweeperd")
+
+
+def refused(user: redis.Redis, command: str) -> bool:
+    try:
+        user.execute_command(*command.split())
+    except redis.ResponseError as error:
+        return re.search(REFUSED, str(error)) is not None
+    return False
 
 
 def test_it_is_one_line_of_plain_rules() -> None:

@@ -10,9 +10,13 @@ import pytest
 import redis
 
 from sweeperd.runtime.cpu_affinity import FIRST_AFTER, busy_times
-from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, server_time
+from tests.support.harness import Daemon, budget, daemon, environment, eventually, reserve, run, server_time
+from tests.support.host import fake_clock
 from tests.support.receiver import Answer, Receiver
-from tests.support.servers import Server
+from tests.support.servers import Server, free_port
+
+#: What the daemon logs once of the sweep while Redis cannot be reached.
+TICK_FAILED = "sweep failed, the next tick tries again"
 
 
 def outcome(running: Daemon, name: str) -> float:
@@ -72,7 +76,7 @@ def test_an_entry_that_errors_is_counted(server: Server, client: redis.Redis, tm
     reserve(client, ["one"])
     with daemon(environment(server.url, sweep__interval="100ms"), tmp_path) as running:
         eventually(lambda: outcome(running, "error") >= 2)
-        assert running.logged("error")[0]["reservation_id"] == "one"
+        assert running.told("error")[0]["reservation_id"] == "one"
         assert client.hget("reservation:res_one", "state") == b"ACTIVE"
         client.delete("sweeperd:events")
         eventually(lambda: outcome(running, "expired") == 1)
@@ -119,25 +123,82 @@ def test_a_replica_that_holds_the_lease_has_the_others_stand_by(
     eventually(lambda: not client.exists("sweeperd:lease:sweep"), limit=5)
 
 
-def test_started_while_redis_is_down_it_says_so_in_clear_lines(own_server: Server, tmp_path: Path) -> None:
+def test_redis_that_is_down_is_one_clear_line(own_server: Server, tmp_path: Path) -> None:
+    """At the start, and after a reload that names a Redis that cannot be reached."""
+    config = tmp_path / "config.toml"
     with Receiver() as receiver:
+        endpoint = f'[sweep]\ninterval = "200ms"\n[[webhooks.endpoints]]\nname = "hook"\nurl = "{receiver.url}"\n'
+
+        def names(url: str) -> None:
+            config.write_text(f'{endpoint}[redis]\nurl = "{url}"\n')
+
+        env = environment(config=str(config))
+        del env["SWEEPERD_REDIS__URL"]
+        names(own_server.url)
         own_server.kill()
-        env = environment(own_server.url, sweep__interval="1s", endpoints=[{"name": "hook", "url": receiver.url}])
         with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", kind="reservations", result="error") >= 3)
-            # A task that waits says so once, however often it tries.
-            assert len(running.logged("sweep failed, the next tick tries again")) == 1
-            for task in ("delivery", "maintenance", "reconcile"):
-                (line,) = running.logged(f"{task} waits for redis")
-                assert own_server.url.removesuffix("/0") in line["error"]
-            assert not [line for line in running.lines() if "exc_info" in line]
+            down_is_told_clearly(running, env, own_server.url)
             own_server.start()
             eventually(lambda: running.logged("delivery goes on") and running.logged("sweep goes on"))
             with redis.Redis.from_url(own_server.url) as client:
-                eventually(lambda: client.exists("sweeperd:ticks"))
+                eventually(lambda: running.get("/readyz")[0] == 200)
                 reserve(client, ["one"])
             receiver.wait_for(lambda requests: len(requests) == 1)
+            before = len(running.lines())
+            absent = f"redis://127.0.0.1:{free_port()}/0"
+            names(absent)
+            running.reload()
+            eventually(lambda: running.metric("sweeperd_reloads_total", result="ok") == 1)
+            down_is_told_clearly(running, env, absent, before)
+            status, problem = running.get("/readyz")
+            assert (status, absent in problem) == (503, True)
+            assert running.metric("sweeperd_reloads_total", result="refused") == 0
+            names(own_server.url)
+            running.reload()
+            eventually(lambda: running.get("/readyz")[0] == 200)
             assert running.terminate() == 0
+
+
+def down_is_told_clearly(running: Daemon, env: dict[str, str], url: str, before: int = 0) -> None:
+    """One line for each task, however often it tries; one line for the operator; never a traceback."""
+    failed = running.metric("sweeperd_sweeps_total", result="error")
+    eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= failed + 3)
+    waiting = [f"{task} waits for redis" for task in ("delivery", "maintenance", "reconcile")]
+    eventually(lambda: {TICK_FAILED, *waiting} <= {line["message"] for line in running.lines()[before:]})
+    lines = running.lines()[before:]
+    for message in waiting:
+        (line,) = [line for line in lines if line["message"] == message]
+        assert url.removesuffix("/0") in line["error"]
+    assert not [line for line in lines if "exc_info" in line]
+    assert [each["error"] for each in lines if each["message"] == TICK_FAILED] == [line["error"]]
+    ended = run(["status"], env)
+    assert ended.returncode == 1
+    (told,) = [line for line in ended.stderr.splitlines() if "Connection refused" in line]
+    assert url in told
+
+
+@pytest.mark.skipif(not fake_clock(), reason="faketime is not installed")
+def test_a_clock_that_is_really_set_back_is_told(server: Server, client: redis.Redis, tmp_path: Path) -> None:
+    """The sweep goes on at once."""
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    env = environment(server.url, sweep__interval="1s") | {
+        "LD_PRELOAD": fake_clock(),
+        "FAKETIME_TIMESTAMP_FILE": str(clock),
+        "FAKETIME_CACHE_DURATION": "1",
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "DONT_FAKE_MONOTONIC": "1",
+    }
+    with daemon(env, tmp_path) as running:
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
+        clock.write_text("-2h")
+        line = eventually(lambda: running.logged("the host's clock was set back; running at once"))[0]
+        assert line["task"]
+        swept = running.metric("sweeperd_sweeps_total", result="ok")
+        reserve(client, ["one"])
+        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") > swept)
+        eventually(lambda: client.hget("reservation:res_one", "state") == b"EXPIRED")
+        assert running.terminate() == 0
 
 
 def test_sigterm_finishes_what_is_in_flight(server: Server, client: redis.Redis, tmp_path: Path) -> None:

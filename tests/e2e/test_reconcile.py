@@ -1,17 +1,15 @@
 """`sweeperd reconcile` as a process, and the daemon's own walks."""
 
-import contextlib
 import json
-import os
 import subprocess
 from pathlib import Path
 
 import pytest
 import redis
 
-from tests.e2e.walk.operator import Terminal
+from tests.e2e.terminal import Terminal
 from tests.support.acl import limited
-from tests.support.harness import SCOPES, budget, command, daemon, environment, eventually, once, reserve, run
+from tests.support.harness import SCOPES, budget, daemon, environment, eventually, once, reserve, run
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
 
@@ -29,8 +27,8 @@ def plant(client: redis.Redis) -> None:
     client.zadd("reservation:ttl", {"\x1b[31morphan\t": 9e15})
 
 
-@pytest.mark.parametrize("prefix", ["{tenant-a}:"])
-def test_with_the_rights_of_the_acl(own_server: Server, prefix: str) -> None:
+def test_with_the_rights_of_the_acl(own_server: Server) -> None:
+    prefix = "{tenant-a}:"
     with redis.Redis.from_url(own_server.url, protocol=2) as client:
         reserve(client, ["lost"], overdue_by=LATER, prefix=prefix)
         client.delete(f"{prefix}reservation:ttl")
@@ -94,15 +92,15 @@ def test_two_operators_end_one_drift_once(client: redis.Redis, server: Server) -
     client.hincrby(DRIFTED, "reserved", 100)
     client.hincrby(DRIFTED, "remaining", -100)
     arguments = ("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS")
-    with (
-        Terminal(environment(server.url), arguments, 150) as one,
-        Terminal(environment(server.url), arguments, 150) as other,
-    ):
+    env = environment(server.url)
+    with Terminal(env, arguments) as one, Terminal(env, arguments) as other:
         one.ask()
         other.ask()
         one.answer("y")
         other.answer("y")
-        shown = [one.end()[1], other.end()[1]]
+        one.end()
+        other.end()
+        shown = [one.plain, other.plain]
     assert budget(client) == before
     assert sum(": repaired" in text for text in shown) == 1, shown
     assert sum("another repair" in text or ": no drift" in text for text in shown) == 1, shown
@@ -111,25 +109,10 @@ def test_two_operators_end_one_drift_once(client: redis.Redis, server: Server) -
 
 def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: Server) -> None:
     plant(client)
-    ours, theirs = os.openpty()
-    done = subprocess.run(
-        command("reconcile"),
-        env=environment(server.url) | {"TERM": "xterm", "COLUMNS": "150"},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        timeout=60,
-        check=False,
-    )
-    os.close(theirs)
-    shown = b""
-    with contextlib.suppress(OSError):  # the terminal has hung up
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    os.close(ours)
-    assert done.returncode == 1
+    with Terminal(environment(server.url), ["reconcile"]) as terminal:
+        assert terminal.end() == 1
     for told in (b"default: walking the hashes", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
-        assert told in shown, shown
+        assert told in terminal.seen, terminal.seen
 
 
 def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.Redis, tmp_path: Path) -> None:
@@ -137,9 +120,9 @@ def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.
     total = 1200
     reserve(client, [f"r{number}" for number in range(total)], overdue_by=-600_000)
     client.zremrangebyrank("reservation:ttl", 0, -1)
-    # The first walk begins 3 s after the start (a quarter of the interval). The rate rises from 1 key a second to what
-    # ends a walk within 6 s (half of the interval).
-    env = environment(server.url, reconcile__interval="12s", reconcile__rate=1)
+    # The first walk begins 2 s after the start (a quarter of the interval). The rate rises from 1 key a second to what
+    # ends a walk within 4 s (half of the interval).
+    env = environment(server.url, reconcile__interval="8s", reconcile__rate=1)
     first, second = tmp_path / "first", tmp_path / "second"
     for path in (first, second):
         path.mkdir()

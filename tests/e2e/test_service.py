@@ -14,7 +14,7 @@ import redis
 
 from sweeperd.outbox import PARKED
 from tests.support.authority import Authority
-from tests.support.harness import Daemon, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve, run
 from tests.support.manager import manager
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server, free_port
@@ -58,7 +58,7 @@ def test_a_shorter_interval_takes_effect_and_the_counters_stay(
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 4)
         assert reloads(running, "ok") == 1
         assert running.metric("sweeperd_expired_total", tenant="acme") == 1
-        assert running.logged("reloaded")[0]["interval_seconds"] == 0.1
+        assert running.told("reloaded")[0]["interval_seconds"] == 0.1
         assert running.get("/readyz") == running.get("/healthz") == (200, "ok\n")
         assert running.terminate() == 0
         assert running.logged("stopped")
@@ -123,68 +123,40 @@ def test_an_endpoint_comes_and_another_goes_while_a_receiver_hangs(
         assert (len(slow.requests), len(quick.requests)) == (1, 1)
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("[sweep\n", "is not TOML"),
-        ("[sweep]\nintervall = '5s'\n", "sweep.intervall: unknown key"),
-        ("[sweep]\ninterval = 5\nbatch_size = 0\n", "sweep.batch_size: must be"),
-        ("[http]\nlisten = '127.0.0.1:1x'\n", "http.listen"),
-        (None, "cannot be read"),
-    ],
-    ids=["not TOML", "unknown key", "two wrong values", "wrong address", "gone"],
-)
+#: A file that is refused, None: it is gone; and what is said of it.
+BROKEN = [
+    ("[sweep\n", "is not TOML"),
+    ("[sweep]\nintervall = '5s'\n", "sweep.intervall: unknown key"),
+    ("[sweep]\ninterval = 5\nbatch_size = 0\n", "sweep.batch_size: must be"),
+    ("[http]\nlisten = '127.0.0.1:1x'\n", "http.listen"),
+    (None, "cannot be read"),
+]
+
+
 def test_a_broken_file_is_refused_with_the_text_that_the_start_has(
-    env: dict[str, str], config: Path, tmp_path: Path, text: str | None, problem: str
+    env: dict[str, str], config: Path, tmp_path: Path
 ) -> None:
     write(config)
     with daemon(env, tmp_path) as running:
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
-        if text is None:
-            config.unlink()
-        else:
-            config.write_text(text)
-        running.reload()
-        eventually(lambda: reloads(running, "refused") == 1)
-        (line,) = running.logged("the new settings are refused, the old ones stay")
-        assert problem in line["error"]
+        for number, (text, problem) in enumerate(BROKEN, 1):
+            if text is None:
+                config.unlink()
+            else:
+                config.write_text(text)
+            running.reload()
+            eventually(lambda number=number: reloads(running, "refused") == number)
+            lines = eventually(
+                lambda number=number: running.logged("the new settings are refused, the old ones stay")[number - 1 :]
+            )
+            assert problem in lines[0]["error"]
+            refused = run([], env)
+            assert refused.returncode == 2
+            messages = [json.loads(part)["message"] for part in refused.stderr.splitlines()]
+            assert messages == lines[0]["error"].splitlines()
         sweeps = running.metric("sweeperd_sweeps_total", result="ok")
         eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= sweeps + 3)
-        assert (reloads(running, "ok"), reloads(running, "refused")) == (0, 1)
-
-        log = tmp_path / "start.log"
-        with pytest.raises(AssertionError, match="it ended with 2"):
-            Daemon(env, log)
-        assert [json.loads(part)["message"] for part in log.read_text().splitlines()] == line["error"].splitlines()
-
-
-def test_new_settings_with_an_unreachable_redis_are_taken_and_give_a_clear_line(
-    server: Server, config: Path, tmp_path: Path
-) -> None:
-    """They are valid, and Redis may come later."""
-    env = environment(server.url) | {"SWEEPERD_CONFIG": str(config)}
-    del env["SWEEPERD_REDIS__URL"]
-    write(config, rest=f'[redis]\nurl = "{server.url}"')
-    with daemon(env, tmp_path) as running:
-        eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok") >= 1)
-        url = f"redis://127.0.0.1:{free_port()}/0"
-        write(config, rest=f'[redis]\nurl = "{url}"')
-        running.reload()
-        eventually(lambda: reloads(running, "ok") == 1)
-        eventually(lambda: running.logged("sweep failed, the next tick tries again"))
-        status, problem = running.get("/readyz")
-        assert status == 503
-        assert url in problem
-        line = running.logged("sweep failed, the next tick tries again")[0]
-        assert line["error"].startswith(f"{url}: ")
-        assert line["error"].endswith("Connection refused.")
-        assert running.metric("sweeperd_sweeps_total", result="error") >= 1
-        assert not any("Traceback" in log.read_text() for log in tmp_path.glob("*.log"))
-        assert reloads(running, "refused") == 0
-        write(config, rest=f'[redis]\nurl = "{server.url}"')
-        running.reload()
-        eventually(lambda: running.get("/readyz")[0] == 200)
-        assert running.terminate() == 0
+        assert (reloads(running, "ok"), reloads(running, "refused")) == (0, len(BROKEN))
 
 
 def test_a_storm_of_signals_ends_with_the_last_file(
@@ -281,7 +253,7 @@ def test_the_http_port_moves_where_it_can(env: dict[str, str], config: Path, tmp
             write(config, rest=f'[http]\nlisten = "{address}"')
             running.reload()
             eventually(lambda: reloads(running, "refused") == 1)
-            (line,) = running.logged("the new settings are refused, the old ones stay")
+            (line,) = running.told("the new settings are refused, the old ones stay")
             assert line["error"].startswith(f"http.listen: cannot listen on {address}: Address already in use")
             write(config, rest=f'[http]\nlisten = "127.0.0.1:{second}"')
             running.reload()
@@ -305,7 +277,7 @@ def test_what_needs_a_restart_is_said(env: dict[str, str], config: Path, tmp_pat
         write(config, rest="[metrics]\ntenant_label = false\n[log]\nlevel = 'warning'")
         running.reload()
         eventually(lambda: reloads(running, "ok") == 1)
-        assert running.logged("the settings of [metrics] take effect with the next start")
+        assert running.told("the settings of [metrics] take effect with the next start")
         # The level has taken effect.
         assert not running.logged("reloaded")
         # A file that says the same as before is no reason to stop anything.
@@ -314,10 +286,9 @@ def test_what_needs_a_restart_is_said(env: dict[str, str], config: Path, tmp_pat
         assert running.terminate() == 0
 
 
-@pytest.mark.parametrize("abstract", [False, True], ids=["path", "abstract"])
-def test_the_service_manager_is_told(env: dict[str, str], config: Path, tmp_path: Path, abstract: bool) -> None:
+def test_the_service_manager_is_told(env: dict[str, str], config: Path, tmp_path: Path) -> None:
     write(config)
-    with manager(tmp_path, abstract=abstract) as heard:
+    with manager(tmp_path) as heard:
         env |= {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "400000"}
         with daemon(env, tmp_path) as running:
             eventually(lambda: heard.said("READY") == ["1"])

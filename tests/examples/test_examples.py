@@ -16,8 +16,8 @@ from sweeperd.cli import main
 from sweeperd.config import load
 from sweeperd.runtime.once import OnceReport, run_once
 from tests.support.documents import ROOT
+from tests.support.examples import EXAMPLES, FORMS, KINDS, writer_of
 from tests.support.harness import eventually, server_time
-from tests.support.kind_load import EXAMPLES, FORMS, KINDS, writer_of
 from tests.support.servers import Server
 
 ALL = KINDS | FORMS

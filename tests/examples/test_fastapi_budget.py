@@ -13,8 +13,8 @@ import redis
 import requests
 
 from sweeperd.ledger import Ledger
+from tests.support.examples import EXAMPLES
 from tests.support.harness import daemon, environment, eventually
-from tests.support.kind_load import EXAMPLES
 from tests.support.servers import Server, free_port
 
 STREAMS, MOST, ALLOCATED = 200, 20, 100_000

@@ -18,7 +18,7 @@ from tests.support.servers import Server
 from tests.support.streams import entries
 
 #: How often it is killed. Set it to 50 for the full size: two minutes on two cores.
-KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("SWEEPERD_TEST_KILLS", "3"))
 TOTAL = 400 * KILLS
 #: A killed process leaves its lease, and the next run would wait until it has run out.
 LEASE = "sweeperd:lease:sweep"

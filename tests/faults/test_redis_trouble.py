@@ -8,7 +8,7 @@ import redis
 
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, once, reserve
+from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Binary, Server
 
@@ -18,23 +18,6 @@ AOF = ("--appendonly", "yes", "--appendfsync", "everysec")
 
 def connect(server: Server) -> redis.Redis:
     return redis.Redis.from_url(server.url, protocol=2)
-
-
-def test_redis_is_not_there_at_start(redis_binary: Binary, tmp_path: Path) -> None:
-    server = Server(redis_binary)
-    with Receiver() as receiver:
-        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url}])
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= 2)
-            assert running.metric("sweeperd_redis_up", shard="default") == 0
-            assert running.get("/readyz")[0] == 503
-            assert running.get("/healthz")[0] == 200
-            with server, connect(server) as client:
-                reserve(client, ["one"])
-                receiver.wait_for(lambda requests: len(requests) == 1)
-                eventually(lambda: running.get("/readyz")[0] == 200)
-                assert running.metric("sweeperd_redis_up", shard="default") == 1
-                assert running.terminate() == 0
 
 
 def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp_path: Path) -> None:
@@ -113,7 +96,7 @@ def test_a_redis_far_above_its_maxmemory_gets_no_fuller_until_it_has_memory(own_
             assert used > 1.1 * running.metric("sweeperd_redis_memory_limit_bytes", shard="default") > 0
             assert running.get("/readyz")[0] == 200, "it does what it may"
             eventually(lambda: json.loads(running.get("/status.json")[1])["answers"][0]["answer"] == "No")
-            assert len(running.logged("expiries are deferred, because Redis is full")) == 1
+            assert len(running.told("expiries are deferred, because Redis is full")) == 1
             client.config_set("maxmemory", 0)
             eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 300)
             eventually(lambda: running.metric("sweeperd_deferred_entries", kind="reservations") == 0)
@@ -167,14 +150,5 @@ def test_everything_is_flushed_under_it(server: Server, client: redis.Redis, tmp
             reserve(client, ["two"])
             requests = receiver.wait_for(lambda requests: len(requests) == 2)
             assert requests[1].event["data"]["reservation_id"] == "two"
-            assert running.logged("a consumer group was lost and is made again")
+            assert running.told("a consumer group was lost and is made again")
             assert running.metric("sweeperd_groups_remade_total", shard="default") == 1
-
-
-def test_once_with_a_full_redis(own_server: Server) -> None:
-    with connect(own_server) as client:
-        reserve(client, [str(number) for number in range(100)])
-        client.config_set("maxmemory", "1mb")
-        done = once(environment(own_server.url))
-        assert (done.code, done.report["expired"]) == (0, 100)
-        assert budget(client) == (0, 500)

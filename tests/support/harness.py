@@ -245,6 +245,11 @@ class Daemon:
         """The log lines with this message."""
         return [line for line in self.lines() if line["message"] == message]
 
+    def told(self, message: str) -> list[dict[str, Any]]:
+        """The same, once there is one: a thread of its own writes the log, after the effect that a line tells of."""
+        lines: list[dict[str, Any]] = eventually(lambda: self.logged(message))
+        return lines
+
     @property
     def address(self) -> str:
         """Host and port of its HTTP."""

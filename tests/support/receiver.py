@@ -41,8 +41,6 @@ class Answer:
     endless: bool = False
     #: Close the connection without a word.
     hang_up: bool = False
-    #: Close it after the status line.
-    dies: bool = False
 
 
 Behaviour = Callable[[Request, int], Answer]
@@ -138,10 +136,6 @@ class Receiver:
                 answer = receiver.behaviour(request, before)
                 receiver._closing.wait(answer.delay)
                 if answer.hang_up:
-                    self.close_connection = True
-                    return
-                if answer.dies:
-                    self.wfile.write(f"HTTP/1.1 {answer.status} OK\r\nContent-Le".encode())
                     self.close_connection = True
                     return
                 self.send_response(answer.status)

@@ -8,7 +8,7 @@ import pytest
 import redis
 from pydantic import SecretStr
 
-from sweeperd.config import Settings, load
+from sweeperd.config import Settings
 from sweeperd.ledger import Ledger
 from sweeperd.metrics import Metrics
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel
@@ -24,8 +24,6 @@ from tests.integration.conftest import Sweeperd
 from tests.integration.runtime.test_kind_sweep import kind_sweep_of
 from tests.support.builders import make_reconciler
 from tests.support.harness import server_time
-from tests.support.kind_load import KINDS as EXAMPLES
-from tests.support.kind_load import WRITERS, settings_of_all
 from tests.support.kind_settings import SEAT_HOLD
 from tests.support.servers import Server
 
@@ -214,23 +212,6 @@ def test_a_reservation_of_the_ledger_has_no_ttl(shard: Shard, settings: Settings
     ledger.extend("acme", held.reservation_id, minute, idempotency_key="2")
     assert client.pttl(f"reservation:res_{held.reservation_id}") == -1
     assert dict(walk(shard, settings, "reservations").found) == {}
-
-
-@pytest.mark.parametrize("example", EXAMPLES)
-def test_a_living_entry_of_an_example_has_no_ttl(
-    server: Server, shard: Shard, client: redis.Redis, tmp_path: Path, example: str
-) -> None:
-    kind = EXAMPLES[example]
-    settings = load(settings_of_all(tmp_path), {"SWEEPERD_REDIS__URL": server.url})
-    (make,) = [each for each in WRITERS if each.kind == kind]
-    writer = make(client, "")
-    for number in range(1, 5):
-        writer.hold(number, HOUR)
-    subject = subject_of(shard, settings, kind)
-    assert client.zcard(subject.kind.index) == 4
-    ids: list[bytes] = client.zrange(subject.kind.index, 0, -1)  # type: ignore[assignment]
-    assert [client.pttl(subject.kind.entry_key(entry)) for entry in ids] == [-1] * 4
-    assert dict(reconcile(subject).found) == {}
 
 
 def gauge(shard: Shard, settings: Settings, kind: str) -> float | None:

@@ -18,7 +18,7 @@ from sweeperd.outbox import Message
 from sweeperd.store import Clock
 from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender
 from tests.support.harness import eventually
-from tests.support.raw_server import raw_server
+from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import free_port
 
@@ -286,6 +286,21 @@ def test_a_success_that_cannot_be_read_says_why(answer: bytes, reason: str) -> N
     with raw_server(answer) as (url, _):
         verdict = Sender(url).once()
     assert (verdict.result, verdict.status, verdict.reason) == (Result.FAILED, None, reason)
+
+
+@pytest.mark.parametrize(("status", "result"), [(200, Result.DELIVERED), (500, Result.FAILED)])
+def test_a_receiver_that_dies_after_its_status_line(status: int, result: Result) -> None:
+    """The status line is the answer: a 200 is delivered, and the rest of the answer is not needed."""
+
+    def serve(connection: socket.socket) -> None:
+        request = b""
+        while not request.endswith(BODY):
+            request += connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 %d OK\r\nContent-Le" % status)
+
+    with listening(serve) as url:
+        verdict = Sender(url).once()
+    assert (verdict.result, verdict.status) == (result, status)
 
 
 def test_no_such_host() -> None:

@@ -205,17 +205,18 @@ def test_kustomize_builds_the_example_as_it_stands(tmp_path: Path) -> None:
     check_built(manifests, tmp_path)
 
 
-#: Each alone, and all, over each base; each two of them over one of the bases.
+#: Each component alone, and all of them over each base.
 SETS = [
-    *itertools.product(BASES, [(), *((each,) for each in COMPONENTS), tuple(COMPONENTS)]),
-    *zip(itertools.cycle(BASES), itertools.combinations(COMPONENTS, 2), strict=False),
+    *(("daemon", (each,)) for each in COMPONENTS),
+    ("roles", ("keda",)),
+    *((base, tuple(COMPONENTS)) for base in BASES),
 ]
 
 
 @pytest.mark.parametrize(("base", "components"), SETS, ids=[f"{base}-{'-and-'.join(more)}" for base, more in SETS])
 def test_any_set_of_components_builds_over_any_base(base: str, components: tuple[str, ...], tmp_path: Path) -> None:
-    if base == "cronjob" and "keda" in components:
-        pytest.skip("there is no Deployment to scale, and another test has it refused")
+    if base == "cronjob":  # there is no Deployment to scale, and another test has it refused
+        components = tuple(each for each in components if each != "keda")
     manifests = built(base, *components)
     expected = ["ConfigMap", *BASES[base], *(COMPONENTS[each] for each in components)]
     if "keda" in components and base == "roles":

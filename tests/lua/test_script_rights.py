@@ -91,8 +91,9 @@ CASES = {
 }
 
 
-def fill(client: redis.Redis) -> None:
+def fill(client: Any) -> None:
     """What the cases need; each key exists, but for those that a case makes."""
+    client = client.pipeline(transaction=False)
     for entry in ("1-1", "2-1"):
         client.xadd(EVENTS, {"id": "r1"}, id=entry)
     for group in ("billing", "running"):
@@ -114,10 +115,17 @@ def fill(client: redis.Redis) -> None:
     client.zadd(QUARANTINE, {"r1": 1})
     client.hset(BUDGET, mapping={"reserved": 10, "remaining": 0, "allocated": 10, "thresholds": "100"})
     client.set(LEASE, "token")
+    client.execute()
 
 
 def world(client: redis.Redis) -> dict[bytes, tuple[object, bool]]:
-    return {key: (client.dump(key), client.pttl(key) >= 0) for key in client.scan_iter()}
+    names: Any = client.keys("*")
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.dump(name)
+        pipeline.pttl(name)
+    told = pipeline.execute()
+    return {name: (dump, ttl >= 0) for name, dump, ttl in zip(names, told[::2], told[1::2], strict=True)}
 
 
 @pytest.fixture

@@ -25,8 +25,6 @@ from tests.lua.builders import NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book
 from tests.support.servers import Binary, Server
 
-pytestmark = pytest.mark.every_redis
-
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "webhook.schema.json").read_text())
 OVERDUE = NOW + MINUTE_MS + GRACE_MS + 1
 MOST = 2**63 - 1
@@ -327,15 +325,14 @@ def test_a_threshold_is_crossed_at_the_very_unit(book: Book, allocated: int) -> 
 
 
 @pytest.mark.parametrize("allocated", EDGES)
-@pytest.mark.parametrize("share", [Fraction(1, 3), Fraction(4, 5), Fraction(99999, 100000), Fraction(1)])
-def test_the_utilization_is_rounded_down(book: Book, allocated: int, share: Fraction) -> None:
-    used = max(1, int(allocated * share))
-    watch(book, "s", thresholds=(1,), allocated=allocated)
-    book.event(used, ["s"])
-    (fields,) = announced(book)
-    (crossing,) = body(fields)["data"]["crossings"]
-    assert (crossing["allocated"], crossing["remaining"]) == (allocated, allocated - used)
-    assert Fraction(str(crossing["utilization"])) == Fraction(used * 10**4 // allocated, 10**4)
+def test_the_utilization_is_rounded_down(book: Book, allocated: int) -> None:
+    for share in (Fraction(1, 3), Fraction(4, 5), Fraction(99999, 100000), Fraction(1)):
+        used, scope = max(1, int(allocated * share)), f"s{share}"
+        watch(book, scope, thresholds=(1,), allocated=allocated)
+        book.event(used, [scope])
+        (crossing,) = body(announced(book)[-1])["data"]["crossings"]
+        assert (crossing["allocated"], crossing["remaining"]) == (allocated, allocated - used)
+        assert Fraction(str(crossing["utilization"])) == Fraction(used * 10**4 // allocated, 10**4)
 
 
 def test_a_utilization_beyond_all_thresholds(book: Book) -> None:
@@ -386,6 +383,7 @@ def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
         yield server
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_full_redis_refuses_all_of_it_or_does_all_of_it(server_to_fill: Server, operation: str) -> None:
     with a_book(server_to_fill) as book:
@@ -414,6 +412,7 @@ def test_a_full_redis_refuses_all_of_it_or_does_all_of_it(server_to_fill: Server
             book.client.hincrby(book.world.budget_key(TOP), "remaining", -100)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("newest", [GREATEST, LAST_BUT_ONE])
 def test_a_stream_without_room_for_all_entries(book: Book, operation: str, newest: str) -> None:
@@ -436,6 +435,7 @@ def test_a_stream_without_room_for_all_entries(book: Book, operation: str, newes
         book.client.hset(book.world.budget_key(TOP), mapping=repaired)
 
 
+@pytest.mark.every_redis
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_a_stream_of_the_wrong_type(book: Book, operation: str) -> None:
     book.client.delete(*map(book.world.budget_key, SCOPES))

@@ -13,7 +13,7 @@ from sweeperd.sweep.kind import Outcome
 from tests.lua.kinds.forms import EACH
 from tests.lua.kinds.test_forms import HOLD, loaded
 
-SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: The texts at these paths, each a JSON array of names, or false; or why the text is no object.
 READ = Script(
     "read",

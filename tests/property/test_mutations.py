@@ -19,11 +19,6 @@ MUTATIONS = {
         "if amounts.less(budget.remaining, amount) then",
         "if false then",
     ),
-    "an overdraft without a debt": (
-        Property.BALANCED,
-        "budget.debt, budget.remaining = debt,",
-        "budget.remaining =",
-    ),
     "expire gives back too much": (
         Property.BALANCED,
         "format('%d', remaining + small_amount)",
@@ -34,11 +29,6 @@ MUTATIONS = {
         "call('HSET', key, 'reserved', budget[1], 'remaining', budget[2])",
         "call('HSET', key, 'remaining', budget[2])",
     ),
-    "a change reaches the first budget alone": (
-        Property.HELD,
-        "function budgets.write(each, announced)",
-        "function budgets.write(each, announced) each = {each[1]}",
-    ),
     "an ending under the bare id": (
         Property.EXPLAINED,
         "redis.call('HSET', request.key, ...)",
@@ -48,11 +38,6 @@ MUTATIONS = {
         Property.ONE_TO_ONE,
         "{'SET', key, request_hash",
         "{'SET', key .. 'x', request_hash",
-    ),
-    "an answer is kept and not given again": (
-        Property.ONE_TO_ONE,
-        "local record = redis.call('GET', key)",
-        "local record = false",
     ),
     "an ending does not look at the state": (
         Property.ONE_ENDING,
@@ -65,19 +50,8 @@ MUTATIONS = {
         "  redis.call('ZADD', KEYS[2], expires_text, ARGV[2])",
         "redis.call('HSET', KEYS[1], 'expires_at', expires_text, 'extension_count', count_text)",
     ),
-    "an ending leaves the index alone": (
-        Property.INDEXED,
-        "redis.call('ZREM', request.index, request.id)",
-        "",
-    ),
     "expire tells of somebody else": (Property.TOLD_ONCE, "'*', 'id', id,", "'*', 'id', 'nobody',"),
-    "expire tells of nobody": (
-        Property.TOLD_ONCE,
-        "if type(added) ~= 'table' then",
-        "redis.call('XDEL', stream, added)\n  if type(added) ~= 'table' then",
-    ),
     "a crossed threshold is not announced": (Property.ANNOUNCED, "if announced then", "if false then"),
-    "a threshold is reached one unit late": (Property.ANNOUNCED, "and used_low >= low", "and used_low > low"),
     "grace does not end": (
         Property.ENDED,
         "return at <= expires_at + grace and 'in_grace'",

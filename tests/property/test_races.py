@@ -1,15 +1,14 @@
 """
 The races between the ledger's clients and the sweep, each forced into both of its orders.
 
-A sweep reads a page of ids and then has the script decide each. `World.between` puts a rival between the two; and
-scripts whose TIME is fixed (`at`) meet in the very millisecond in which the decision turns.
+A sweep reads a page of ids and then has the script decide each. `World.between` puts a rival between the two. The very
+millisecond in which the decision turns is in tests/lua/test_ledger_edges.py.
 """
 
 import dataclasses
-import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 import redis
 
 from sweeperd.config import SweepSettings
-from sweeperd.ledger import Ledger, LedgerError, ReservationExpired, Reserved
+from sweeperd.ledger import ReservationExpired, Reserved
 from sweeperd.metrics import Metrics
 from sweeperd.sweep import Kind, Outcome
 from sweeperd.sweep.sweeper import Sweeper
@@ -26,7 +25,6 @@ from tests.property import play
 from tests.support.books import ALWAYS, Property, check, read
 from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.harness import eventually, server_time
-from tests.support.joined_scripts import changed_scripts
 from tests.support.servers import Server
 
 SCOPES, UNIT, TENANT, AMOUNT = ("tenant:t", "tenant:t/a"), play.UNIT, play.TENANT, 5
@@ -99,22 +97,6 @@ def world(client: redis.Redis, server: Server) -> Iterator[World]:
         yield ready
 
 
-@contextmanager
-def at(world: World, milliseconds: int) -> Iterator[tuple[Ledger, Sweeper]]:
-    """A ledger and a sweeper whose scripts read this from TIME."""
-    reading = f"({{'{milliseconds // 1000}', '{milliseconds % 1000 * 1000}'}})"
-    with changed_scripts(lambda _, text: re.sub(r"\b[\w.]*call\('TIME'\)", reading, text)):
-        yield Ledger(world.shard), world.another()
-
-
-def accepted(call: Callable[[], object]) -> bool:
-    try:
-        call()
-    except LedgerError:
-        return False
-    return True
-
-
 # ---- a commit in the grace window against the sweep
 
 
@@ -134,35 +116,6 @@ def test_a_commit_in_grace_comes_after_the_sweep(world: World) -> None:
     world.ledger.commit(TENANT, entry, 3, idempotency_key="c")
     assert world.another().tick().candidates == 0
     assert world.balance() == (-3, 0, 3)
-    world.checked()
-
-
-@pytest.mark.parametrize("sweep_first", [True, False])
-@pytest.mark.parametrize("operation", ["commit", "release"])
-@pytest.mark.parametrize("past", [-1, 0, 1, 2])
-def test_each_millisecond_around_the_end_of_grace_has_one_winner(
-    past: int, operation: str, sweep_first: bool, world: World
-) -> None:
-    """Up to the end of the grace the client is right, from the next millisecond on the sweep is."""
-    grace = timedelta(milliseconds=20)
-    made = world.reserved(grace=grace)
-    with at(world, made.expires_at + 20 + past) as (ledger, sweeper):
-
-        def client() -> bool:
-            if operation == "commit":
-                return accepted(
-                    lambda: ledger.commit(TENANT, made.reservation_id.encode(), AMOUNT, idempotency_key="x")
-                )
-            return accepted(lambda: ledger.release(TENANT, made.reservation_id.encode(), idempotency_key="x"))
-
-        if sweep_first:
-            sweeper.tick()
-            won = client()
-        else:
-            won = client()
-            sweeper.tick()
-    assert won is (past <= 0)
-    assert world.counted(Outcome.EXPIRED) == (past > 0)
     world.checked()
 
 
@@ -186,31 +139,6 @@ def test_an_extension_comes_between_page_and_script(world: World) -> None:
     assert world.state(entry) == b"ACTIVE"
     assert world.balance() == (-5, 5, 0)
     world.checked(over=False)  # the index has the new deadline again
-
-
-@pytest.mark.parametrize("sweep_first", [True, False])
-@pytest.mark.parametrize("past", [-1, 0, 1])
-def test_each_millisecond_around_the_deadline_has_one_winner(past: int, sweep_first: bool, world: World) -> None:
-    """Extensions have no grace: at the deadline one is accepted, a millisecond later the sweep expires."""
-    made = world.reserved()
-    with at(world, made.expires_at + past) as (ledger, sweeper):
-
-        def extend() -> bool:
-            return accepted(
-                lambda: ledger.extend(TENANT, made.reservation_id.encode(), timedelta(minutes=1), idempotency_key="e")
-            )
-
-        if sweep_first:
-            sweeper.tick()
-            won = extend()
-        else:
-            won = extend()
-            sweeper.tick()
-    assert won is (past <= 0)
-    assert world.counted(Outcome.EXPIRED) == (past > 0)
-    # Where the extension came first, the sweep's page does not hold the entry at all.
-    assert world.counted(Outcome.NOT_DUE) == (won and sweep_first)
-    world.checked(over=not won)
 
 
 # ---- a release against the sweep

@@ -26,21 +26,16 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield threads
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def asynchronous(request: pytest.FixtureRequest) -> bool:
-    """Whether the clients use an AsyncLedger."""
-    return bool(request.param == "asyncio")
-
-
-@given(traffic=steps)
+#: `asynchronous`: the clients use an AsyncLedger.
+@given(traffic=steps, asynchronous=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_one_client(client: redis.Redis, server: Server, asynchronous: bool, traffic: Sequence[Step]) -> None:
+def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step], asynchronous: bool) -> None:
     with closing(World(client, server, asynchronous=asynchronous)) as world:
         run(world, traffic)
         world.conclude()
 
 
-@given(clients=st.lists(steps, min_size=2, max_size=CLIENTS))
+@given(clients=st.lists(steps, min_size=2, max_size=CLIENTS), asynchronous=st.booleans())
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     # Threads do not meet in the same way twice, so there is no smaller example to search for.
@@ -49,9 +44,9 @@ def test_one_client(client: redis.Redis, server: Server, asynchronous: bool, tra
 def test_clients_at_once(
     client: redis.Redis,
     server: Server,
-    asynchronous: bool,
     pool: ThreadPoolExecutor,
     clients: Sequence[Sequence[Step]],
+    asynchronous: bool,
 ) -> None:
     with closing(World(client, server, asynchronous=asynchronous)) as world:
         run_at_once(world, clients, pool)

@@ -30,6 +30,7 @@ def walk(shard: Shard, progress: WalkProgress = lambda *_: None, *, repair: bool
     return mend(subject, report) if repair else report
 
 
+@pytest.mark.slow
 def test_a_slot_that_moves_under_the_walk(topology_binary: Binary) -> None:
     with cluster(topology_binary) as running:
         source, target = running.owner(PREFIX), running.other_primary(PREFIX)

@@ -259,26 +259,6 @@ def test_an_event_stream_that_takes_no_more_changes_nothing(seats: Seats) -> Non
     assert seats.snapshot() == before
 
 
-RIGHTS = ["-hset", "-zrem", "-zadd", "-xadd", "-pexpire", "-hmget"]
-
-
-@pytest.mark.every_redis
-@pytest.mark.parametrize("right", RIGHTS)
-def test_a_missing_right_to_a_command_moves_nothing(seats: Seats, server: Server, right: str) -> None:
-    if server.binary.numbers < (7, 0):
-        pytest.skip("Redis 6.2 has no acl_check_cmd: the rights to commands are tried before the sweep starts")
-    refused(seats, server, f"on >pw ~* &* +@all {right}")
-
-
-@pytest.mark.every_redis
-@pytest.mark.parametrize("right", ["-hset", "-zrem", "-zadd"])
-def test_without_the_right_to_mark_it_nothing_is_set_aside(seats: Seats, server: Server, right: str) -> None:
-    if server.binary.numbers < (7, 0):
-        pytest.skip("Redis 6.2 has no acl_check_cmd: the rights to commands are tried before the sweep starts")
-    seats.client.hset("seats:hold:h1", "expires_at", "soon")
-    refused(seats, server, f"on >pw ~* &* +@all {right}")
-
-
 @pytest.mark.every_redis
 @pytest.mark.parametrize("pattern", ["seats:s1", "seats:ttl", "sweeperd:events", "seats:hold:*"])
 @pytest.mark.parametrize("readable", [True, False])

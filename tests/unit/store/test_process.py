@@ -1,5 +1,6 @@
 """What a process is called."""
 
+import os
 import re
 import socket
 import subprocess
@@ -15,7 +16,7 @@ def test_a_process_has_one_name() -> None:
 
 def test_two_processes_of_one_host_name_and_process_id_have_two_names() -> None:
     """As pid 1 of two containers on the network of their host."""
-    text = "import os, sweeperd.store.lease as p; os.getpid = lambda: 1; print(p.process_name())"
-    names = [subprocess.check_output([sys.executable, "-c", text], text=True) for _ in range(2)]
-    assert names[0].rpartition("-")[0] == names[1].rpartition("-")[0]
-    assert names[0] != names[1]
+    text = f"import os, sweeperd.store.lease as p; os.getpid = lambda: {os.getpid()}; print(p.process_name())"
+    other = subprocess.check_output([sys.executable, "-c", text], text=True).strip()
+    assert other.rpartition("-")[0] == process_name().rpartition("-")[0]
+    assert other != process_name()

@@ -248,33 +248,33 @@ def test_a_question_without_a_meaning(reports: Reports) -> None:
         assert ask(server.port, f"/search.json?{'q=x&' * 30}")[0] == 400
 
 
-@pytest.mark.parametrize(
-    ("headers", "local"),
-    [
-        ({}, True),
-        ({"Test-Client": "::1"}, True),
-        ({"Test-Client": "::ffff:127.0.0.1"}, True),
-        ({"Test-Client": "127.8.9.1", "Host": "[::1]:9464"}, True),
-        ({"Host": "LOCALHOST.:80"}, True),
-        ({"Test-Client": "10.1.2.3"}, False),
-        ({"Test-Client": "fe80::1%eth0"}, False),
-        ({"Test-Client": "::ffff:10.1.2.3"}, False),
-        ({"Test-Client": ""}, False),
-        # A header opens nothing, and who comes through a proxy is not on this host.
-        ({"Test-Client": "10.1.2.3", "X-Forwarded-For": "127.0.0.1", "Host": "localhost"}, False),
-        ({"X-Forwarded-For": "127.0.0.1"}, False),
-        ({"X-Forwarded-Host": "localhost"}, False),
-        ({"Forwarded": "for=127.0.0.1"}, False),
-        ({"Via": "1.1 proxy"}, False),
-        ({"X-Real-IP": "127.0.0.1"}, False),
-        # Names and addresses that somebody else can be at.
-        ({"Host": "page.example.com"}, False),
-        ({"Host": "sweeperd.prod.svc"}, False),
-        ({"Host": "10.1.2.3:9464"}, False),
-        ({"Host": "0.0.0.0:9464"}, False),
-    ],
-)
-def test_only_loopback_clients_see_entries(reports: Reports, headers: dict[str, str], local: bool) -> None:
+#: Headers of a request, and whether its client is taken for one on this host.
+CLIENTS: list[tuple[dict[str, str], bool]] = [
+    ({}, True),
+    ({"Test-Client": "::1"}, True),
+    ({"Test-Client": "::ffff:127.0.0.1"}, True),
+    ({"Test-Client": "127.8.9.1", "Host": "[::1]:9464"}, True),
+    ({"Host": "LOCALHOST.:80"}, True),
+    ({"Test-Client": "10.1.2.3"}, False),
+    ({"Test-Client": "fe80::1%eth0"}, False),
+    ({"Test-Client": "::ffff:10.1.2.3"}, False),
+    ({"Test-Client": ""}, False),
+    # A header opens nothing, and who comes through a proxy is not on this host.
+    ({"Test-Client": "10.1.2.3", "X-Forwarded-For": "127.0.0.1", "Host": "localhost"}, False),
+    ({"X-Forwarded-For": "127.0.0.1"}, False),
+    ({"X-Forwarded-Host": "localhost"}, False),
+    ({"Forwarded": "for=127.0.0.1"}, False),
+    ({"Via": "1.1 proxy"}, False),
+    ({"X-Real-IP": "127.0.0.1"}, False),
+    # Names and addresses that somebody else can be at.
+    ({"Host": "page.example.com"}, False),
+    ({"Host": "sweeperd.prod.svc"}, False),
+    ({"Host": "10.1.2.3:9464"}, False),
+    ({"Host": "0.0.0.0:9464"}, False),
+]
+
+
+def test_only_loopback_clients_see_entries(reports: Reports) -> None:
     asked = list[str]()
     paths = ["/search", "/search.json?q=a", "/entry.json?id=a", "/dead-letters", "/quarantine.json"]
 
@@ -283,16 +283,18 @@ def test_only_loopback_clients_see_entries(reports: Reports, headers: dict[str, 
         return {}
 
     with serving_as(reports, From, lookup=lookup) as server:
-        for path in paths:
-            status, _, body = ask(server.port, path, headers=headers)
-            assert status == (200 if local else 403), path
-            assert (b"http.entries" in body) is not local
-        assert asked == (["search", "entry", "quarantine"] if local else [])
-        assert ask(server.port, "/status.json", headers=headers)[0] == 200, "the status page is for all"
-        server.allow(served("", "sweeperd", "page.example.com", entries=True))
-        assert [ask(server.port, path, headers=headers)[0] for path in paths] == [200] * len(paths)
-        server.allow(served("", "sweeperd", "page.example.com"))
-        assert [ask(server.port, path, headers=headers)[0] for path in paths] == [status] * len(paths)
+        for headers, local in CLIENTS:
+            asked.clear()
+            status = 200 if local else 403
+            for path in paths:
+                found, _, body = ask(server.port, path, headers=headers)
+                assert (found, b"http.entries" in body) == (status, not local), (path, headers)
+            assert asked == (["search", "entry", "quarantine"] if local else [])
+            assert ask(server.port, "/status.json", headers=headers)[0] == 200, "the status page is for all"
+            server.allow(served("", "sweeperd", "page.example.com", entries=True))
+            assert [ask(server.port, path, headers=headers)[0] for path in paths] == [200] * len(paths)
+            server.allow(served("", "sweeperd", "page.example.com"))
+            assert [ask(server.port, path, headers=headers)[0] for path in paths] == [status] * len(paths)
 
 
 def test_a_client_on_this_host_is_local_on_a_server_of_every_address(reports: Reports) -> None:
@@ -301,15 +303,13 @@ def test_a_client_on_this_host_is_local_on_a_server_of_every_address(reports: Re
         assert ask(server.port, "/search")[0] == 200
 
 
-@pytest.mark.parametrize("entries", [True, False])
-@pytest.mark.parametrize(
-    ("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)]
-)
-def test_another_site_makes_no_browser_search(reports: Reports, entries: bool, site: str, status: int) -> None:
+def test_another_site_makes_no_browser_search(reports: Reports) -> None:
     with serving_as(reports) as server:
-        server.allow(served("", entries=entries))
-        assert ask(server.port, "/search.json?q=a", headers={"Sec-Fetch-Site": site})[0] == status
-        assert ask(server.port, "/search?q=a", headers={"Sec-Fetch-Site": site})[0] == 200, "a link to the page"
+        for entries in (True, False):
+            server.allow(served("", entries=entries))
+            for site, status in (("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)):
+                assert ask(server.port, "/search.json?q=a", headers={"Sec-Fetch-Site": site})[0] == status, site
+                assert ask(server.port, "/search?q=a", headers={"Sec-Fetch-Site": site})[0] == 200, "a link to the page"
 
 
 def test_many_who_look_cost_one_report(reports: Reports) -> None:

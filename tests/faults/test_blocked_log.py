@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -63,7 +62,7 @@ def test_the_work_goes_on_while_nobody_reads_the_log(server: Server, client: red
             server.url,
             http__listen=address,
             sweep__interval="100ms",
-            shutdown_grace="3s",
+            shutdown_grace="60s",
             log__level="debug",
             endpoints=[{"name": "hook", "url": receiver.url}],
         )
@@ -74,10 +73,8 @@ def test_the_work_goes_on_while_nobody_reads_the_log(server: Server, client: red
             receiver.wait_for(lambda requests: len(requests) == 20)
             eventually(lambda: client.xpending("sweeperd:events", "hook")["pending"] == 0)
             assert http_get(address, "/healthz") == (200, "ok\n")
-            began = time.monotonic()
             process.terminate()
-            assert process.wait(20) == 0
-            assert time.monotonic() - began < 3
+            assert process.wait(20) == 0, "long before the grace is over"
         finally:
             process.kill()
 

@@ -19,7 +19,7 @@ from sweeperd.ops.check.findings import CheckedShard, CheckLevel, CheckResult, N
 from sweeperd.ops.check.keys import judge_last_walk
 from sweeperd.ops.check.rights import refused
 from sweeperd.ops.reconcile.faults import Fault
-from sweeperd.outbox.cycles_subscription import SYSTEM, parse
+from sweeperd.outbox.cycles_subscription import SYSTEM, CyclesSubscription, parse
 from sweeperd.store.lease import CYCLES_TOKEN
 from sweeperd.store.scripts import Command, accepted, run_commands
 from sweeperd.text import decode
@@ -112,7 +112,7 @@ def dispatcher(subject: CheckedShard) -> CheckResult:
 
 def subscriptions(subject: CheckedShard) -> CheckResult:
     records, members = _subscriptions(subject)
-    bad = [f"{name} ({fault})" for name, fault in ((name, _record_fault(each)) for name, each in records) if fault]
+    bad = [f"{name} ({fault})" for name, fault in records if isinstance(fault, str)]
     if bad:
         return warning(
             f"{len(bad)} of {len(records)} cannot be read and get no events: {_named(bad, ', ')}",
@@ -137,13 +137,10 @@ def webhook_rules(subject: CheckedShard) -> CheckResult:
         says = f"{decode(key)} cannot be read, so the dispatcher sends nothing: {error}"
         return warning(says, "correct the rules through the admin API of Cycles")
     found = []
-    for name, record in _subscriptions(subject)[0]:
-        subscription = None
-        with contextlib.suppress(ValueError):
-            subscription = parse(record) if isinstance(record, bytes) else None
-        if subscription is None or subscription.status != "ACTIVE":
-            continue
-        if refusal := _refusal(subscription.url or "", blocked, patterns, http=http):
+    readable = [(name, each) for name, each in _subscriptions(subject)[0] if isinstance(each, CyclesSubscription)]
+    for name, subscription in readable:
+        active = subscription.status == "ACTIVE"
+        if active and (refusal := _refusal(subscription.url or "", blocked, patterns, http=http)):
             found.append(f"{name} ({refusal})")
     if found:
         return warning(
@@ -179,13 +176,25 @@ def _refusal(
     return ""
 
 
-def _subscriptions(subject: CheckedShard) -> tuple[list[tuple[str, object]], int]:
-    """The records by the ids of the subscriptions, and how many subscriptions there are."""
+def _subscriptions(subject: CheckedShard) -> tuple[list[tuple[str, CyclesSubscription | str | None]], int]:
+    """
+    The subscriptions by id, and how many there are. Instead of one that cannot be read there is the reason, and None if
+    it was deleted.
+    """
     keys, client = subject.shard.keys.cycles, subject.shard.client
     members = cast(set[bytes], client.smembers(keys.all_subscriptions) | client.smembers(keys.subscriptions(SYSTEM)))
     ids = sorted(members)[:MOST_SUBSCRIPTIONS]
     records = run_commands(client, (("GET", keys.subscription(each)) for each in ids))
-    return list(zip(map(decode, ids), records, strict=True)), len(members)
+    return list(zip(map(decode, ids), map(_parsed, records), strict=True)), len(members)
+
+
+def _parsed(record: object) -> CyclesSubscription | str | None:
+    if record is None:
+        return None
+    try:
+        return parse(record) if isinstance(record, bytes) else "the record is not a string"
+    except ValueError as error:
+        return str(error)
 
 
 def _named(texts: Sequence[str], separator: str) -> str:
@@ -305,16 +314,3 @@ CYCLES_CHECKS: Mapping[str, Callable[[CheckedShard], CheckResult]] = {
     "cycles created-at index": created_index,
     "cycles quarantine": foreign_quarantine,
 }
-
-
-def _record_fault(record: object) -> str:
-    """Why the record cannot be read; empty if it can, or if its subscription was deleted."""
-    if record is None:
-        return ""
-    if not isinstance(record, bytes):
-        return "the record is not a string"
-    try:
-        parse(record)
-    except ValueError as error:
-        return str(error)
-    return ""

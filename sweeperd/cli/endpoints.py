@@ -188,7 +188,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
 
     def find(shard: Shard) -> endpoints.DroppedBacklog:
         now = shard.read_clock()
-        at_ms = before.resolve(now)
+        at_ms = before(now)
         if at_ms > now:
             fail(f"--before is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
         if ReplayStore(shard).read(name) is not None:

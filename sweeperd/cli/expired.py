@@ -113,7 +113,7 @@ def _reader(
     shard: Shard, since: Moment, until: Moment | None, follow: bool, *, tenant: str | None, kind: str | None
 ) -> ExpiryReader:
     now_ms = shard.read_clock()
-    since_ms, until_ms = since.resolve(now_ms), now_ms if until is None else until.resolve(now_ms)
+    since_ms, until_ms = since(now_ms), now_ms if until is None else until(now_ms)
     if since_ms >= until_ms and not follow:
         end = "now, by Redis's clock" if until is None else "--until"
         fail(f"--since ({_shown(since_ms)}) must be before {end} ({_shown(until_ms)})", Exit.USAGE)

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import click
@@ -17,20 +17,8 @@ _PART = re.compile(r"\d+[a-z]+", re.ASCII)
 _DAY_MS = 86_400_000
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """A fixed moment, a time before now, or the latest occurrence of a time of day (UTC)."""
-
-    at_ms: int = 0
-    ago_ms: int | None = None
-    of_day_ms: int | None = None
-
-    def resolve(self, now_ms: int) -> int:
-        """The moment in ms since the epoch, when Redis's clock says `now_ms`."""
-        if self.of_day_ms is not None:
-            today = now_ms - now_ms % _DAY_MS + self.of_day_ms
-            return today if today <= now_ms else today - _DAY_MS
-        return self.at_ms if self.ago_ms is None else max(0, now_ms - self.ago_ms)
+#: The moment that a text means, ms since the epoch, when Redis's clock says the argument.
+Moment = Callable[[int], int]
 
 
 def moment(context: click.Context, parameter: click.Parameter, value: str | None) -> Moment | None:
@@ -41,16 +29,19 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
         from sweeperd.config.types import milliseconds, parse_duration  # noqa: PLC0415
 
         with contextlib.suppress(ValueError, OverflowError):
-            return Moment(ago_ms=sum(milliseconds(parse_duration(part)) for part in _PART.findall(value)))
+            ago_ms = sum(milliseconds(parse_duration(part)) for part in _PART.findall(value))
+            return lambda now_ms: max(0, now_ms - ago_ms)
     if found_time := _TIME_OF_DAY.fullmatch(value):
         hours, minutes, seconds = (int(part or 0) for part in found_time.groups())
-        return Moment(of_day_ms=((hours * 60 + minutes) * 60 + seconds) * 1000)
+        of_day_ms = ((hours * 60 + minutes) * 60 + seconds) * 1000
+        return lambda now_ms: now_ms - (now_ms - of_day_ms) % _DAY_MS
     if _RFC3339.fullmatch(value):
         with contextlib.suppress(ValueError, OverflowError):
             found = datetime.fromisoformat(value.upper())
             # Redis's times are whole milliseconds, so a fraction is rounded up.
             since = (found if found.tzinfo else found.replace(tzinfo=UTC)) - datetime.fromtimestamp(0, UTC)
-            return Moment(at_ms=max(0, math.ceil(since / timedelta(milliseconds=1))))
+            at_ms = max(0, math.ceil(since / timedelta(milliseconds=1)))
+            return lambda _now_ms: at_ms
     raise click.BadParameter(
         f"{value[:60]!r} is neither a time such as 2026-11-21T12:00:05Z or 2026-11-21T13:00:05.250+01:00 "
         "nor a time of day such as 12:00 nor a duration such as 15m or 1h30m",

@@ -124,7 +124,7 @@ def _prepare(
 ) -> _Replay:
     """Resume the running replay, or count the events of a new one. Exits if another one runs."""
     now = shard.read_clock()
-    span = ReplaySpan(since.resolve(now), now if until is None else until.resolve(now), tenant, event_type)
+    span = ReplaySpan(since(now), now if until is None else until(now), tenant, event_type)
     if span.since_ms >= span.until_ms:
         fail("--since must be before --until", Exit.USAGE)
     if span.until_ms > now:

@@ -34,7 +34,7 @@ def parsed(text: str) -> Moment:
     ],
 )
 def test_a_time(text: str, at_ms: int) -> None:
-    assert parsed(text).resolve(now_ms=5) == at_ms
+    assert parsed(text)(5) == at_ms
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_time(text: str, at_ms: int) -> None:
     [("15m", 900_000), ("250ms", 250), ("2h", 7_200_000), ("30d", 30 * 86_400_000), ("1h30m", 5_400_000)],
 )
 def test_so_long_ago(text: str, ago_ms: int) -> None:
-    assert parsed(text).resolve(NOON) == NOON - ago_ms
+    assert parsed(text)(NOON) == NOON - ago_ms
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_so_long_ago(text: str, ago_ms: int) -> None:
     ],
 )
 def test_a_time_of_day_is_the_latest_one(text: str, at_ms: int) -> None:
-    assert parsed(text).resolve(NOON) == at_ms
+    assert parsed(text)(NOON) == at_ms
 
 
 def test_before_the_epoch_there_is_nothing() -> None:
-    assert parsed("999999999d").resolve(NOON) == 0
+    assert parsed("999999999d")(NOON) == 0
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ from sweeperd.store.lease import Lease, process_name
 from sweeperd.store.scripts import Command, micros_of, run_commands, server_clock
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
+from sweeperd.text import whole
 
 if TYPE_CHECKING:
     from apscheduler.schedulers.background import BackgroundScheduler
@@ -459,7 +460,8 @@ class Schedule:
         """Advance each kind. Returns when to wake."""
         polls: list[tuple[_Slot, Poll]] = []
         for slot in self._slots:
-            for message in slot.take() or [None]:
+            messages, slot.messages = slot.messages or [None], []
+            for message in messages:
                 action = self._step(slot, message)
                 if isinstance(action, Poll):
                     polls.append((slot, action))
@@ -543,7 +545,7 @@ class Schedule:
             head = slot.sweep.kind.moment_of(answers["head"][1]) if answers["head"] else math.inf
         if "note" in answers:
             by, at, seen = answers["note"]
-            note = Note(by == self._us, _whole(at), _whole(seen))
+            note = Note(by == self._us, whole(at or b""), whole(seen or b""))
         return Polled(head, note, slot.sweep.lease.is_of_another(answers.get("lease")))
 
     def _ask(self, commands: Sequence[Command]) -> list[Any]:
@@ -588,11 +590,3 @@ class _Slot:
         """Whether the tick hangs, or has not begun within `patience` of its order."""
         waits = not self.state.begun and time.monotonic() - self.ordered_at > patience
         return self.sweep.hangs or (waits and not self.idle.is_set())
-
-    def take(self) -> list[Message]:
-        messages, self.messages = self.messages, []
-        return messages
-
-
-def _whole(text: bytes | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None

@@ -16,7 +16,7 @@ from sweeperd.sweep.explanation import CounterChange, Explanation, explain
 from sweeperd.sweep.index import START, read_due
 from sweeperd.sweep.kind import Decision, Kind, Outcome, would_be
 from sweeperd.sweep.proof import may_be_trusted
-from sweeperd.sweep.sample import spread
+from sweeperd.sweep.sample import sample
 
 #: Entries per round trip, and up to how many of each outcome are named.
 BATCH, NAMED = 50, 10
@@ -230,9 +230,8 @@ def preview_sample(shard: Shard, kind: Kind, most: int) -> Preview:
     Raises KindRefused if the kind would not be swept, or redis.RedisError.
     """
     kind.check(shard.client)
-    entries = spread(shard, kind.index, int(shard.client.zcard(kind.index)), most)
     preview = Preview(kind)
-    for explanation in _decided(shard, kind, list(dict.fromkeys(entry for entry, _ in entries)), proven=False):
+    for explanation in _decided(shard, kind, sample(shard, kind, most), proven=False):
         decision = explanation.decision
         if decision.outcome is Outcome.HELD:  # says what it would be and why, which a proven kind does not say
             outcome, detail = would_be(decision.detail)

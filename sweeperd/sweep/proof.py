@@ -16,7 +16,7 @@ from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.explanation import explain
 from sweeperd.sweep.kind import Decision, Kind, Outcome
-from sweeperd.sweep.sample import MOST, spread
+from sweeperd.sweep.sample import sample
 from sweeperd.text import decode
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def is_proven(shard: Shard, kind: Kind) -> bool:
 
 def sampled(shard: Shard, kind: Kind) -> Iterator[list[Decision]]:
     """What the kind's script would decide about a sample of the index. Raises redis.RedisError."""
-    ids = [entry for entry, _ in spread(shard, kind.index, int(shard.client.zcard(kind.index)), MOST)]
+    ids = sample(shard, kind)
     # The first entry alone, so that a script that has to be killed runs only once.
     for part in (ids[:1], *batches(ids[1:], BATCH)):
         yield [each.decision for each in explain(shard, kind, part, BATCH)]

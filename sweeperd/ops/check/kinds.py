@@ -15,12 +15,12 @@ from sweeperd.store.errors import is_refused, is_wrong_type
 from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import read_far_ahead
-from sweeperd.sweep.configured import configured, kinds_of
+from sweeperd.sweep.configured import configured
 from sweeperd.sweep.kind import Decision, Kind, Outcome
 from sweeperd.sweep.preview import PreviewDocument, preview_sample
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import RESERVATIONS
-from sweeperd.sweep.sample import MOST, SampledEntry, sample
+from sweeperd.sweep.sample import MOST, sample
 from sweeperd.text import decode, span
 
 
@@ -33,9 +33,7 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
     if type_ not in ("zset", "none"):
         return failure(f"{kind.index} is a {type_}", "the index of a kind is a sorted set: name it in kinds.index")
     with _allowing("HMGET, PTTL and TYPE on the entries"):
-        entries = sample(shard, made)
-        problem = misfit(kind, made, shard)
-        problem = problem or endangered(subject_of(shard, subject.settings, kind.name), entries)
+        problem = misfit(kind, made, shard) or endangered(subject_of(shard, subject.settings, kind.name))
     if problem is not None:
         # If the kind is proven, the sample holds only leftovers.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
@@ -58,12 +56,11 @@ def sampled(subject: CheckedShard, kind: Kind, most: int, keep: Callable[[Previe
 
 def deadlines(subject: CheckedShard) -> CheckResult:
     """Whether reservations can reach their deadline, and whether a sample of their hashes exists until then."""
-    shard, kind = subject.shard, kinds_of(subject.settings, subject.shard).get(RESERVATIONS)
-    if kind is None:
+    if not subject.settings.reservations.enabled:
         return ok("reservations are not swept")
     try:
         with _allowing("HMGET, PTTL and TYPE on the reservations"):
-            problem = endangered(subject_of(shard, subject.settings, RESERVATIONS), sample(shard, kind))
+            problem = endangered(subject_of(subject.shard, subject.settings, RESERVATIONS))
     except redis.ResponseError as error:
         if not is_wrong_type(error):  # `key_types` reports that
             raise
@@ -110,9 +107,9 @@ def _have_ended(settings: KindSettings, kind: Kind, shard: Shard, skipped: Seque
     return all(either or other for either, other in zip(expired, over, strict=True))
 
 
-def endangered(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
+def endangered(subject: Subject) -> CheckResult | None:
     """A warning if entries never expire, or may end without an event. Raises KindRefused if the script is broken."""
-    found = [each for each in (_wrong_unit(subject.shard, subject.kind), _short_ttl(subject, entries)) if each]
+    found = [each for each in (_wrong_unit(subject.shard, subject.kind), _short_ttl(subject)) if each]
     if not found:
         return None
     return warning("; ".join(says for _, says, _ in found), "; ".join(advice for _, _, advice in found))
@@ -130,17 +127,20 @@ def _wrong_unit(shard: Shard, kind: Kind) -> CheckResult | None:
     )
 
 
-def _short_ttl(subject: Subject, entries: Sequence[SampledEntry]) -> CheckResult | None:
-    """A warning if keys of the sample may be removed before their entries expire."""
-    limited = sum(entry.ttl_ms >= 0 for entry in entries) if subject.kind.notes else 0
-    if limited:
+def _short_ttl(subject: Subject) -> CheckResult | None:
+    """A warning if keys of a sample may be removed before their entries expire."""
+    kind, client, entries = subject.kind, subject.shard.client, sample(subject.shard, subject.kind)
+    if kind.notes:
+        ttls = accepted(run_commands(client, (("PTTL", kind.entry_key(entry)) for entry in entries)))
+        limited = sum(ttl >= 0 for ttl in ttls)
+        if not limited:
+            return None
         return warning(
             f"{limited} of {len(entries)} sampled keys have a TTL, which renews an entry when it is due: if no sweep "
             "runs until it ends, what they hold is lost without an event",
             "set TTLs that are longer than sweeperd may be down, or renew the index with ZADD instead",
         )
-    suspects = [entry.id for entry in entries if entry.type in ("hash", "string") and entry.ttl_ms >= 0]
-    found = [each for each in subject.check(suspects) if each.fault is Fault.SHORT_TTL]
+    found = [each for each in subject.check(entries) if each.fault is Fault.SHORT_TTL]
     if not found:
         return None
     first = min(found, key=lambda each: each.ttl_ms or 0)

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Literal
 
 import click
@@ -16,13 +17,15 @@ from sweeperd.document import Document
 
 SCHEMA = "docs/schemas/config.schema.json"
 _HIDDEN = "**********"
-Source = Literal["file", "environment", "default"]
+Source = Literal["file", "environment", "default", "inherited"]
 
 
 class SettingDocument(Document):
     key: str = Field(description="Such as sweep.batch_size, or webhooks.endpoints[0].url.")
     value: Any = Field(description="Secrets are hidden; of an address, host and database are shown.")
-    source: Source
+    source: Source = Field(
+        description="inherited: a limit that an endpoint does not set, as in [webhooks]; its source is that setting's."
+    )
 
 
 class ConfigDocument(Document, title="sweeperd config --json"):
@@ -38,6 +41,7 @@ class ConfigDocument(Document, title="sweeperd config --json"):
 def command(context: click.Context, as_json: bool) -> None:
     """
     Print each setting with its value and its source: the file, the environment or the default. Secrets are hidden.
+    "inherited" is a limit that an endpoint does not set: it has the value of [webhooks].
 
     Exit codes: 0 done; 2 bad option or configuration.
     """
@@ -65,9 +69,16 @@ def _as_text(value: object) -> str:
 
 
 def _settings(
-    section: BaseModel, shown: Mapping[str, Any], given: object, before: str = ""
+    section: BaseModel,
+    shown: Mapping[str, Any],
+    given: object,
+    before: str = "",
+    common: Mapping[str, Any] = MappingProxyType({}),
 ) -> Iterator[SettingDocument]:
-    """`given`: the environment's overrides of this section; a list is overridden as a whole."""
+    """
+    `given`: the environment's overrides of this section; a list is overridden as a whole. `common`: for an item of a
+    list, the settings beside the list, which it inherits.
+    """
     for name in type(section).model_fields:
         value, key = getattr(section, name), before + name
         of_environment = name in given if isinstance(given, Mapping) else given is not None
@@ -76,7 +87,9 @@ def _settings(
             yield from _settings(value, shown[name], below, f"{key}.")
         elif isinstance(value, list) and value and isinstance(value[0], BaseModel):
             for number, item in enumerate(value):
-                yield from _settings(item, shown[name][number], below, f"{key}[{number}].")
+                yield from _settings(item, shown[name][number], below, f"{key}[{number}].", shown)
+        elif value is None and name in common:
+            yield SettingDocument(key=key, value=common[name], source="inherited")
         else:
             chosen = name in section.model_fields_set
             source: Source = "default" if not chosen else "environment" if of_environment else "file"

@@ -14,7 +14,7 @@ from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, fail, json_option
 from sweeperd.cli.output import Output
 from sweeperd.cli.signals import stop_on_signals
-from sweeperd.config.secrets import clean_secret, resolved
+from sweeperd.config.secrets import clean_secret, ed25519_public, resolved
 from sweeperd.document import Document, Moment
 from sweeperd.web.receiver import Receiver, Verifier, find_problem, verifier
 
@@ -63,10 +63,10 @@ def command(
     bad option.
     """
     try:
-        verifiers = [
-            *(verifier(clean_secret(resolved(text))) for text in secrets),
-            *(verifier(resolved(text).strip()) for text in keys),
-        ]
+        public = [resolved(text).strip() for text in keys]
+        for key in public:
+            ed25519_public(key)
+        verifiers = list(map(verifier, [*(clean_secret(resolved(text)) for text in secrets), *public]))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     except ImportError:

@@ -159,6 +159,16 @@ def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
     return key[:SEED], key[SEED:]
 
 
+def ed25519_public(key: str) -> bytes:
+    """The 32 bytes of a public key, in base64 after `whpk_`. Raises ValueError."""
+    if not key.startswith(PUBLIC):
+        raise ValueError(f"a public key begins with {PUBLIC}; `sweeperd endpoints keygen` prints one")
+    public = decode_key(key, PUBLIC)
+    if len(public) != SEED:
+        raise ValueError(f"what follows {PUBLIC} is not 32 bytes in base64")
+    return public
+
+
 def decode_key(secret: str, prefix: str) -> bytes:
     """The bytes of the base64 after the prefix. Raises ValueError."""
     text = secret.removeprefix(prefix).rstrip("=").replace("-", "+").replace("_", "/")

@@ -57,6 +57,11 @@ class Amount:
     field: Field | None = None
     negative: bool = False
 
+    @property
+    def given(self) -> int:
+        """The number in the template: the literal, or the default of the field; 1 without a default."""
+        return int(self.literal if self.field is None else self.field.default or 1)
+
 
 @dataclass(frozen=True)
 class Command:
@@ -102,12 +107,14 @@ def parse_field(text: str) -> Field:
     with a dot keeps its quotes, because a plain one may be a path.
     """
     found = _FIELD.fullmatch(text)
-    if found is None:
+    if found is None or int(found["default"] or 0) > INT64_MAX:
         raise ValueError(
-            f"{text!r}: after a colon comes a whole number, the default of a missing field; put another name in quotes:"
-            ' {"a:b"}'
+            f"{text!r}: after a colon comes the default of a missing field, a whole number up to 2^63-1; put another "
+            'name in quotes: {"a:b"}'
         )
     quoted, plain = found["quoted"], found["plain"]
+    if (plain or quoted) == ID and found["default"]:
+        raise ValueError(f"{text!r}: {{id}} has no default, because every entry has an id")
     return Field(plain or (f'"{quoted}"' if "." in quoted else quoted), found["default"])
 
 
@@ -228,14 +235,14 @@ def _is_int64(text: str) -> bool:
 
 def _score(text: str) -> Amount:
     amount = _amount(text)
-    if abs(int(amount.literal)) > 2**53:
+    if abs(amount.given) > 2**53:
         raise ValueError(f"{text} is not a score: a whole number up to 2^53, {{field}} or -{{field}}")
     return amount
 
 
 def _time(text: str) -> Amount:
     amount = _amount(text)
-    if amount.negative or (amount.field is None and not 1 <= int(amount.literal) <= MAX_TTL_MS):
+    if amount.negative or not 1 <= amount.given <= MAX_TTL_MS:
         raise ValueError(f"{text} is not a time: milliseconds from 1 to {MAX_TTL_MS} (100 years)")
     return amount
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 
-from sweeperd.config.secrets import decode_key, ed25519_pair, hmac_key
+from sweeperd.config.secrets import ed25519_pair, ed25519_public, hmac_key
 from sweeperd.webhook_keys import PRIVATE, PUBLIC
 
 #: The largest body, bytes, and how old a signature may be, seconds.
@@ -48,16 +48,17 @@ def verifier(key: str) -> Verifier:
     if not key.startswith((PUBLIC, PRIVATE)):
         shared = hmac_key(key)
         return "v1", lambda content, signature: hmac.compare_digest(hmac.digest(shared, content, "sha256"), signature)
+    seed, public_key = (ed25519_pair(key)[0], b"") if key.startswith(PRIVATE) else (b"", ed25519_public(key))
     from cryptography.exceptions import InvalidSignature  # noqa: PLC0415 - an extra
     from cryptography.hazmat.primitives.asymmetric.ed25519 import (  # noqa: PLC0415
         Ed25519PrivateKey,
         Ed25519PublicKey,
     )
 
-    if key.startswith(PRIVATE):
-        public = Ed25519PrivateKey.from_private_bytes(ed25519_pair(key)[0]).public_key()
+    if seed:
+        public = Ed25519PrivateKey.from_private_bytes(seed).public_key()
     else:
-        public = Ed25519PublicKey.from_public_bytes(decode_key(key, PUBLIC))
+        public = Ed25519PublicKey.from_public_bytes(public_key)
 
     def is_right(content: bytes, signature: bytes) -> bool:
         try:

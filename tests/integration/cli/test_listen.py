@@ -16,7 +16,9 @@ import pytest
 import redis
 import requests
 import standardwebhooks
+from click.testing import CliRunner
 
+from sweeperd.cli import main
 from sweeperd.webhook_keys import generate_pair, generate_shared
 from tests.docs.generate import SCHEMAS
 from tests.support.harness import environment, once, reserve
@@ -101,11 +103,24 @@ def test_status_delay_and_plain_lines() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [["--secret", "whsec_!"], ["--key", "whpk_aa"], ["--secret", "file:missing"], ["--port", "65536"]]
+    ("options", "problem"),
+    [
+        (["--secret", "whsec_!"], "not base64"),
+        (["--secret", "file:missing"], "cannot be read"),
+        (["--secret", ""], "cannot be empty"),
+        (["--key", "xx"], "begins with whpk_"),
+        (["--key", "whsec_aaaa"], "begins with whpk_"),
+        (["--key", "whpk_aa"], "32 bytes"),
+        (["--key", "whpk_" + "A" * 44], "32 bytes"),
+        (["--key", "whpk_!"], "not base64"),
+        (["--port", "65536"], "--port"),
+    ],
 )
-def test_bad_options(options: list[str]) -> None:
-    done = subprocess.run([*SWEEPERD, "listen", *options], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
+def test_bad_options(options: list[str], problem: str) -> None:
+    nowhere = ["--host", "192.0.2.1"]  # so that it cannot stay if the option is taken
+    result = CliRunner().invoke(main, ["listen", *nowhere, *options])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert problem in result.stderr
 
 
 def test_a_port_that_is_taken() -> None:

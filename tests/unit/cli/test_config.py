@@ -38,12 +38,14 @@ def test_each_setting_with_its_source_and_no_secret(tmp_path: Path) -> None:
         f"""
         redis = {{ url = "redis://u:{HUSH}@cache:6380/3" }}
         sweep = {{ batch_size = 5, interval = "90s" }}
+        webhooks.max_age = "9h"
         [[webhooks.endpoints]]
         name = "billing"
         url = "https://u:{HUSH}@billing.example.com/{HUSH}"
         secrets = ["{HUSH}", "file:missing"]
         headers = {{ X-Key = "{HUSH}" }}
         proxy = "env:MISSING"
+        timeout = "3s"
         """
     )
     given = {"SWEEPERD_CONFIG": str(path), "SWEEPERD_SWEEP__BATCH_SIZE": "7", "SWEEPERD_HTTP__HOSTS": '["a"]'}
@@ -66,6 +68,10 @@ def test_each_setting_with_its_source_and_no_secret(tmp_path: Path) -> None:
         "webhooks.endpoints[0].headers": ({"X-Key": "**********"}, "file"),
         "webhooks.endpoints[0].proxy": ("**********", "file"),
         "webhooks.endpoints[0].start": ("now", "default"),
+        "webhooks.endpoints[0].timeout": ("3s", "file"),
+        "webhooks.endpoints[0].max_age": ("9h", "inherited"),
+        "webhooks.endpoints[0].attempts": (3, "inherited"),
+        "webhooks.endpoints[0].redelivery_max": ("1h", "inherited"),
     }
     assert {key: found[key] for key in expected} == expected
 

@@ -44,7 +44,19 @@ def rendered(tmp_path: Path, values: Manifest, *, refused: bool = False) -> list
     (tmp_path / "values.yaml").write_text(yaml.safe_dump(values))
     line = ("template", "shop", str(CHART), "--kube-version", "1.33.0", "--values", str(tmp_path / "values.yaml"))
     text = helm(*line, refused=refused)
-    return [{"refusal": text}] if refused else [manifest for manifest in parsed(text) if manifest]
+    if refused:
+        return [{"refusal": text}]
+    manifests = [manifest for manifest in parsed(text) if manifest]
+    assert empty(manifests) == [], "an API server takes null for a mistake, or for the removal of a default"
+    return manifests
+
+
+def empty(part: Any, path: str = "") -> list[str]:
+    """The paths of all nulls."""
+    if part is None:
+        return [path]
+    items = part.items() if isinstance(part, dict) else enumerate(part) if isinstance(part, list) else ()
+    return [found for key, value in items for found in empty(value, f"{path}/{key}")]
 
 
 def installed(manifests: list[Manifest]) -> list[Manifest]:
@@ -171,9 +183,14 @@ def test_every_value_arrives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("config", [{"redis": {"url": "exec:token"}}, {"shards": [{"name": "a", "url": "exec:token"}]}])
 def test_an_address_in_the_settings_is_not_overridden(config: Manifest, tmp_path: Path) -> None:
-    manifests = installed(rendered(tmp_path, {"config": config}))
-    containers = [container for spec in pod_specs(manifests) for container in spec["containers"]]
-    assert not [each["name"] for container in containers for each in container.get("env") or []]
+    """It needs no Secret either, unless one is named."""
+    endpoint = {"name": "a", "url": "https://a", "secrets": ["file:/run/secrets/sweeperd/a"]}
+    for existing, more in (("", {}), ("more", {}), ("", {"webhooks": {"endpoints": [endpoint]}})):
+        manifests = rendered(tmp_path, {"config": config | more, "existingSecret": existing})
+        (test,) = (each for each in manifests if each["kind"] == "Pod")
+        for spec in (*pod_specs(manifests), test["spec"]):
+            assert "env" not in spec["containers"][0]
+            assert spec["volumes"][1]["secret"].get("optional", False) is not bool(existing or more)
 
 
 @pytest.mark.parametrize("values", [{}, {"roles": {"enabled": True}}, {"cronjob": {"enabled": True}}, FULL])

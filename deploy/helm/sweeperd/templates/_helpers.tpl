@@ -51,15 +51,24 @@ takes no 500.0 for a count.
 {{ include "sweeperd.fullname" . }}-{{ include "sweeperd.config" . | sha256sum | trunc 10 }}
 {{- end -}}
 
-{{- define "sweeperd.env" -}}
+{{/* Not empty if Redis's address is the file `redis-url` of the Secret. */}}
+{{- define "sweeperd.urlOfSecret" -}}
 {{- $names := list -}}
 {{- range .Values.env }}{{ $names = append $names .name }}{{ end -}}
-{{- if not (or (has "SWEEPERD_REDIS__URL" $names) .Values.config.shards (dig "redis" "url" "" .Values.config)) }}
+{{- if not (or (has "SWEEPERD_REDIS__URL" $names) .Values.config.shards (dig "redis" "url" "" .Values.config)) }}yes{{ end -}}
+{{- end -}}
+
+{{- define "sweeperd.env" -}}
+{{- if include "sweeperd.urlOfSecret" .root }}
 - name: SWEEPERD_REDIS__URL
   value: file:/run/secrets/sweeperd/redis-url
 {{- end }}
-{{- with .Values.env }}
+{{- with .root.Values.env }}
 {{ toYaml . }}
+{{- end }}
+{{- with .role }}
+- name: SWEEPERD_ROLE
+  value: {{ . }}
 {{- end }}
 {{- end -}}
 
@@ -70,12 +79,10 @@ image: {{ include "sweeperd.image" .root | quote }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 args:
   {{- toYaml .args | nindent 2 }}
+{{- with include "sweeperd.env" . }}
 env:
-  {{- include "sweeperd.env" .root | nindent 2 }}
-  {{- with .role }}
-  - name: SWEEPERD_ROLE
-    value: {{ . }}
-  {{- end }}
+  {{- . | nindent 2 }}
+{{- end }}
 {{- with .root.Values.envFrom }}
 envFrom:
   {{- toYaml . | nindent 2 }}
@@ -126,6 +133,11 @@ volumes:
     secret:
       secretName: {{ .root.Values.existingSecret | default (include "sweeperd.fullname" .root) }}
       defaultMode: 0440
+      {{- /* Settings without secrets need no Secret. */}}
+      {{- $named := contains "/run/secrets/sweeperd/" (toJson .root.Values.config) }}
+      {{- if not (or .root.Values.existingSecret $named (include "sweeperd.urlOfSecret" .root)) }}
+      optional: true
+      {{- end }}
   {{- with .root.Values.extraVolumes }}
   {{- toYaml . | nindent 2 }}
   {{- end }}

@@ -193,15 +193,16 @@ def _declared_body(kind: KindSettings) -> Iterable[str]:
         yield f"  event_bytes = event_bytes + #{value}\nend"
     yield "-- @include kind_checks"
     yield "local checked, problem, failure"
-    if kind.each is None and has_quick_plan(commands):
+    quick = kind.each is None and has_quick_plan(commands)
+    if quick:
         yield "-- @include kind_quick\nlocal function quick_plan()"
         yield from quick_plan(commands, row, "event_bytes")
         yield "end\nchecked = quick_plan()"
     checks = list(_field_checks(commands, row, lambda field: field not in row.elements))
     if kind.each is None:
-        yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks)
+        yield from _plan(kind, f"{{{', '.join(_command(command, row) for command in commands)}}}", checks, quick)
     else:
-        yield from _plan(kind, "list", [*checks, *_each(kind, row)])
+        yield from _plan(kind, "list", [*checks, *_each(kind, row)], quick)
     yield from _end(kind, row)
 
 
@@ -272,12 +273,13 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
     yield "list, event_bytes, problem, failure = run_checks(sandbox.planned, plan_of, event, hash, clock.now, ARGV[1])"
     yield _STOP
     yield "-- @include kind_quick_list"
-    if kind.commands is None or "HINCRBY" in kind.commands:
+    quick = kind.commands is None or "HINCRBY" in kind.commands
+    if quick:
         yield f"local checked = kind_quick_list(list, ARGV[2], writable, {kind.max_writes}, event_bytes)"
     else:
         yield "local checked"
     copied = ["-- @include kind_lists", f"list = kind_lists.commands(list, {kind.max_writes})"]
-    yield from _plan(kind, "list", copied)
+    yield from _plan(kind, "list", copied, quick)
     yield from _end(kind, row)
 
 
@@ -381,10 +383,12 @@ def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
         yield "if protected then\n  return entry.set_aside('PROTECTED_TOO_LONG')\nend"
 
 
-def _plan(kind: KindSettings, commands: str, before: Iterable[str]) -> Iterable[str]:
-    """The full check if there is no `checked` yet. `commands`: the list, after the statements `before`."""
+def _plan(kind: KindSettings, commands: str, before: Iterable[str], quick: bool) -> Iterable[str]:
+    """
+    The full check; after a `quick` one, if that left no `checked`. `commands`: the list, after the statements `before`.
+    """
     usable = "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
-    yield "local _\nif not checked then\n  checked, _, problem, failure = run_checks(function()"
+    yield f"local _\n{'if not checked then' if quick else 'do'}\n  checked, _, problem, failure = run_checks(function()"
     yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{usable})"
     yield from (f"    {line}" for line in before)
     yield f"    full_plan.weigh(event_bytes)\n    full_plan.commands({commands})"

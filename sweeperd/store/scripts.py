@@ -130,6 +130,12 @@ class Script:
         """
         return self.run_unknown(client, calls, evaluate(client, "EVALSHA", self.sha, calls))
 
+    def run_timed(self, client: "redis.Redis", calls: Sequence[Call]) -> tuple[list[Any], int | None]:
+        """Like `run_many`, with how long the server worked on the calls, like `PipelineReplies.micros`."""
+        began, *replies, ended = evaluate(client, "EVALSHA", self.sha, calls, around=server_clock(client))
+        micros = _micros_between(began, replies, ended)
+        return self.run_unknown(client, calls, replies), micros
+
     def run_unknown(self, client: "redis.Redis", calls: Sequence[Call], replies: list[Any]) -> list[Any]:
         """Rerun the calls whose reply is NOSCRIPT, and replace those replies. Raises redis.RedisError."""
         unknown = [position for position, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
@@ -251,10 +257,10 @@ class ScriptPipeline:
         since, until = micros_of(began), micros_of(ended)
         waited_since = self._next_waits_since
         self._next_waits_since = until if busy and self._sent else None
-        known = not any(isinstance(reply, NoScriptError) for reply in replies)
+        micros = _micros_between(began, replies, ended)
         return PipelineReplies(
             self._script.run_unknown(self._client, calls, replies),
-            until - since if known and since is not None and until is not None else None,
+            micros,
             None if since is None or waited_since is None else since - waited_since,
         )
 
@@ -280,6 +286,13 @@ def server_clock(client: "redis.Redis") -> tuple[Any, ...]:
     """The command that reads the server's clock, for `micros_of`."""
     # Every node of a Cluster answers TIME, even without the slot. A script is routed by its key.
     return ("EVAL", TIME_SCRIPT, 1, client.slot.key) if isinstance(client, ClusterClient) else ("TIME",)
+
+
+def _micros_between(began: Any, replies: Sequence[Any], ended: Any) -> int | None:
+    """See `PipelineReplies.micros`."""
+    since, until = micros_of(began), micros_of(ended)
+    known = not any(isinstance(reply, NoScriptError) for reply in replies)
+    return until - since if known and since is not None and until is not None else None
 
 
 def micros_of(time: Any) -> int | None:

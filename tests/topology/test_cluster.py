@@ -1,5 +1,6 @@
 """Moves the slot of a shard during a sweep, and kills its primary."""
 
+from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 
@@ -7,13 +8,15 @@ import pytest
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
+from sweeperd.ledger import Ledger
 from sweeperd.outbox import Outbox, Replication
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease
 from sweeperd.store.scripts import Call, Script
 from tests.support.books import Property, check, read
-from tests.support.harness import BATCH, budget, daemon, environment, eventually, reserve, server_time
+from tests.support.harness import BATCH, budget, daemon, environment, eventually, once, reserve, server_time
 from tests.support.receiver import EventCounter, Receiver
+from tests.support.rotation import USER, Rotation
 from tests.support.servers import Binary
 from tests.topology.load import Load, account, delivered
 from tests.topology.servers import Cluster, cluster, moved_step_by_step
@@ -86,6 +89,46 @@ def test_the_slot_moves_and_then_its_primary_is_killed(topology_binary: Binary, 
                 print(f"{len(books.reservations)} left, {load.failed} failed, {len(lost)} lost, {undone} undone")
                 # What goes to waste in a fail-over is what was on its way: a moment's worth.
                 assert len(lost) < 100
+
+
+@pytest.mark.slow
+def test_a_password_that_a_command_prints(topology_binary: Binary, tmp_path: Path) -> None:
+    """On all nodes. It changes under traffic, and with the fail-over of the slot's primary."""
+    with cluster(topology_binary) as running, Receiver() as receiver, ExitStack() as stack:
+        admins = {server: stack.enter_context(running.client(server)) for server in running.servers}
+        clients = list(admins.values())
+        rotation = Rotation(clients, tmp_path, ["on", "~*", "&*", "+@all"])
+        env = environment(
+            running.url,
+            keys__prefix=PREFIX,
+            sweep__interval="100ms",
+            redis__socket_timeout="1s",
+            redis__connect_timeout="1s",
+            redis__user=USER,
+            redis__password=rotation.command,
+            webhooks__redelivery_initial="1s",
+            endpoints=[{"name": "hook", "url": receiver.url}],
+        )
+        ledger = Ledger.from_url(running.url, prefix=PREFIX, user=USER, password=rotation.command)
+        with ledger, daemon(env, tmp_path) as swept:
+            ledger.open_budget("s", "TOKENS", 10)
+            old = running.owner(PREFIX)
+            with rotation.turning(0.5, disconnecting=True):
+                for number in range(6):
+                    reserve(admins[old], [f"before {number}"], prefix=PREFIX)
+                    eventually(lambda number=number: receiver.distinct == number + 1, limit=30)
+            clients.remove(admins[old])
+            heir = running.fail_over(PREFIX)
+            rotation.turn()
+            reserve(admins[heir], ["after"], prefix=PREFIX)
+            eventually(lambda: receiver.distinct == 7, limit=30)
+            eventually(lambda: swept.get("/readyz")[0] == 200)
+            assert ledger.budget("s", "TOKENS").remaining == 10
+            assert swept.terminate() == 0
+        log = "".join(path.read_text() for path in tmp_path.glob("*.log"))
+        assert not [password for password in rotation.passwords if password in log]
+        reserve(admins[heir], ["last"], prefix=PREFIX)
+        assert once(env).report["expired"] == 1
 
 
 def test_a_slot_on_the_move_is_one_redis(topology_binary: Binary) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from sweeperd.document import Count, Document, ShardsDocument, Text
 from sweeperd.ops.reconcile.faults import Fault
-from sweeperd.ops.reconcile.subjects import HELD, Subject, finding_of
+from sweeperd.ops.reconcile.subjects import HELD, Subject
 from sweeperd.text import decode
 
 #: Ids that are kept for each outcome.
@@ -71,7 +71,7 @@ def survey(subject: Subject, match: str) -> Survey:
     found, now = Survey(), subject.shard.read_clock()
     with subject.shard.reaching(), subject:
         for page in _pages(subject, match):
-            for entry, reply in subject.rows(page, dict.fromkeys(page, "?")):
+            for entry, reply in subject.rows(page, otherwise="?"):
                 outcome, deadline = _outcome(subject, reply)
                 if outcome == "unknown":
                     found.held_because = found.held_because or decode(reply[1])
@@ -88,12 +88,9 @@ def add_missing(subject: Subject, match: str) -> Iterator[int]:
     """
     with subject.shard.reaching(), subject:
         for page in _pages(subject, match):
-            rows = list(subject.rows(page, dict.fromkeys(page, "?")))
-            missing = [finding_of(entry, reply) for entry, reply in rows if _outcome(subject, reply)[0] == "to_index"]
-            evidence = {each.subject: each.evidence for each in missing}
-            if evidence:
-                done = subject.check(list(evidence), mend=evidence)
-                yield sum(each.evidence == evidence[each.subject] for each in done)
+            rows = subject.rows(page, otherwise="+")
+            if added := sum(_outcome(subject, reply)[0] == "to_index" for _, reply in rows):
+                yield added
 
 
 def _pages(subject: Subject, match: str) -> Iterator[list[bytes]]:

@@ -136,21 +136,24 @@ class Subject(abc.ABC):
         rows = self.rows(ids, mend)
         return [finding_of(entry, reply) for entry, reply in rows if reply and reply[0] != HELD]
 
-    def rows(self, ids: Sequence[bytes], mend: Mapping[bytes, str]) -> Iterator[tuple[bytes, Sequence[Any]]]:
-        """The ids with the replies of the kind's `index_check`."""
+    def rows(
+        self, ids: Sequence[bytes], mend: Mapping[bytes, str] = MappingProxyType({}), otherwise: str = ""
+    ) -> Iterator[tuple[bytes, Sequence[Any]]]:
+        """The ids with the replies of the kind's `index_check`. `otherwise`: `?` or `+`, for all that is not mended."""
         for part in batches(ids, CONFIRM):
-            calls = [self.entry_call(entry, mend.get(entry, "")) for entry in part]
-            with self.throttle.step(len(part) if mend else 0):
-                replies = self.run(self.kind.index_check, calls)
-            yield from zip(part, replies, strict=True)
+            calls = [self.entry_call(entry, mend.get(entry, otherwise)) for entry in part]
+            yield from zip(part, self.run(self.kind.index_check, calls, len(part) if mend else 0), strict=True)
 
     @abc.abstractmethod
     def entry_call(self, entry: bytes, mend: str = "") -> Call:
-        """The call of the kind's `index_check`; `mend` is the evidence of the fault to repair."""
+        """The call of the kind's `index_check`; `mend`: `?`, `+` or the evidence of the fault to repair."""
 
-    def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
-        """Raises redis.RedisError even if only one call fails."""
-        return accepted(script.run_many(self.shard.client, calls))
+    def run(self, script: Script, calls: Sequence[Call], keys: int = 0) -> list[Any]:
+        """One step of the throttle that visits this many keys. Raises redis.RedisError even if only one call fails."""
+        self.throttle.begin()
+        replies, micros = script.run_timed(self.shard.client, calls)
+        self.throttle.end(keys, None if micros is None else micros / 1_000_000)
+        return accepted(replies)
 
     @abc.abstractmethod
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:
@@ -214,7 +217,7 @@ class ConfiguredKind(Subject):
         return may_be_trusted(self.shard, self.kind)
 
     def look(self, ids: Sequence[bytes], since_ms: int | None) -> Iterator[Observation]:  # noqa: ARG002
-        for entry, reply in self.rows(ids, {}):
+        for entry, reply in self.rows(ids):
             if reply and reply[0] == HELD:
                 yield Observation(entry, HELD, evidence=decode(reply[1]))
             elif reply and (finding := finding_of(entry, reply)).fault is not Fault.ORPHAN:
@@ -225,10 +228,10 @@ class ConfiguredKind(Subject):
         field = self.kind.deadline or "score"
         return Call(decide.keys, [*decide.args, mend, field, self.kind.max_wait_ms, self.kind.grace_ms])
 
-    def run(self, script: Script, calls: Sequence[Call]) -> list[Any]:
+    def run(self, script: Script, calls: Sequence[Call], keys: int = 0) -> list[Any]:
         """Raises KindRefused if the script fails for each entry or was killed: otherwise no entry would seem active."""
         try:
-            return super().run(script, calls)
+            return super().run(script, calls, keys)
         except redis.ResponseError as error:
             if self.kind.is_broken_by(error):
                 raise KindRefused(f"{self.kind.name}: not walked: {describe(error)}") from error

@@ -80,8 +80,7 @@ class SumCounters(Counters):
         values: dict[Counted, set[bytes | None]] = {name: {value} for name, value in self._values(only or ()).items()}
         for _, ids in self._subject.hashes(stage):
             for part in batches(ids, CONFIRM):
-                with self._throttle.step():
-                    self._add(part, held, values)
+                self._add(part, held, values)
         wanted = only if only is not None else {**held, **dict.fromkeys(self._declared())}
         return {
             name: _Sum(integer(value or b""), *held.get(name, (0, 0)), values.get(name, {value}) == {value})

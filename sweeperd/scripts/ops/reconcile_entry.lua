@@ -7,9 +7,9 @@
 -- KEYS[5] -> for a configured kind whose entries are not hashes, else '': HASH  id -> reason, or `dismissed` and ms
 --
 -- ARGV[1] -> the id
--- ARGV[2] -> '' to check only; `?` to be told the state of an entry without a fault; else the fault to repair, as the
---            walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for an entry without a score. If the fault has
---            changed since, nothing is written
+-- ARGV[2] -> '' to check only; `?` to be told the state of an entry without a fault, too; `+` as `?`, and a lost entry
+--            is added; else the fault to repair, as the walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for an
+--            entry without a score. If the fault has changed since, nothing is written
 -- ARGV[3] -> the field of the deadline of a configured kind, 'score' if it is the score; '' for a reservation
 -- ARGV[4] -> how much later than the deadline a score of a configured kind may be, ms
 -- ARGV[5] -> the grace of a reservation without grace_ms, ms
@@ -20,7 +20,7 @@
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 -- ARGV[10] -> for a configured kind, the reason if the outcome is `quarantined`
 --
--- Returns {} if the entry is correct, or with `?` {state}: indexed, ended, quarantined, dismissed, gone, wrong_deadline
+-- Returns {} if the entry is correct, or with `?` and `+` {state}: indexed, ended, quarantined, dismissed, gone, wrong_deadline
 -- (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL is kept). Else
 -- {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
@@ -48,6 +48,8 @@
 -- @include reservation_look
 -- @include rights
 
+local adds = ARGV[2] == '+'
+local tells = adds or ARGV[2] == '?'
 local notes, marks = (KEYS[4] or '') ~= '' and KEYS[4], (KEYS[5] or '') ~= '' and KEYS[5]
 
 -- Both functions return the fault or nil, the right score and the score found. If the TTL of the hash is too short,
@@ -104,7 +106,7 @@ local function kind_fault()
     local left = deadline and not notes and not dismissed and lifetime.too_short(KEYS[3], deadline, ARGV[5])
     state = dismissed and 'dismissed' or aside
       or notes and not deadline and ARGV[6] == 'quarantined' and 'malformed'
-      or ARGV[2] == '?' and ARGV[10] == 'INVALID_EXPIRY' and 'wrong_deadline'
+      or tells and ARGV[10] == 'INVALID_EXPIRY' and 'wrong_deadline'
     local ttl = notes and not deadline and not state and redis.call('PTTL', KEYS[3]) or -1
     ends = ttl >= 0 and string.format(unit == 1 and '%.0f' or '%.3f', (clock.now + ttl) / unit)
     return not state and 'lost', wanted, '', left or ends and ttl, deadline, ARGV[5]
@@ -121,10 +123,10 @@ if not fault and left then
   fault, score = 'short_ttl', ''
 end
 if not fault or fault == 'dismissed' then
-  return ARGV[2] == '?' and {state} or {}
+  return tells and {state} or {}
 end
-if ARGV[2] == fault .. ':' .. (score == '' and wanted or score) and fault ~= 'foreign_quarantine'
-  and fault ~= 'held' and (fault == 'orphan' or wanted ~= '' or ends) then
+local asked = adds and fault == 'lost' or ARGV[2] == fault .. ':' .. (score == '' and wanted or score)
+if asked and fault ~= 'foreign_quarantine' and fault ~= 'held' and (fault == 'orphan' or wanted ~= '' or ends) then
   local in_index, rest = fault ~= 'short_ttl', left and not ends and lifetime.enough(deadline, grace)
   local refused = in_index and no_right('ZREM', KEYS[1])
     or in_index and fault ~= 'orphan' and no_right('ZADD', KEYS[1])

@@ -14,6 +14,7 @@ from sweeperd.config import Settings
 from sweeperd.context import Timing
 from sweeperd.ops.reconcile import keyspace
 from sweeperd.ops.reconcile.faults import Fault, WalkStage
+from sweeperd.ops.reconcile.indexing import survey
 from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import subject_of
 from sweeperd.ops.reconcile.sums import fingerprint
@@ -153,6 +154,31 @@ def test_what_another_operator_has_mended_is_not_counted_as_changed(shard: Shard
     assert client.zrange("seats:ttl", 0, -1) == [b"lost"]
 
 
+class Measuring(Throttle):
+    """Notes the keys of each step, and whether it told how long Redis had worked on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[int, bool]] = []
+
+    def end(self, keys: int = 0, busy: float | None = None) -> None:
+        self.steps.append((keys, busy is not None))
+        super().end(keys, busy)
+
+
+def test_a_step_tells_how_busy_redis_is_and_counts_a_key_once(shard: Shard, client: redis.Redis) -> None:
+    """Otherwise each walk would rest as beside a busy server, and go at half of `--rate`."""
+    for number in range(120):
+        hold_seats(client, f"{number}", 1, FUTURE)
+    throttle = Measuring()
+    subject = subject_of(shard, SETTINGS, "seat-hold", throttle)
+    survey(subject, "*")
+    scripts = [busy for keys, busy in throttle.steps if not keys]
+    assert len(scripts) >= 3
+    assert all(scripts)
+    assert [keys for keys, _ in throttle.steps if keys] == [keyspace.PAGE], "of the SCAN"
+
+
 class Meddling(Throttle):
     """Calls a function whenever the walk waits between two sights of a fault."""
 
@@ -160,10 +186,11 @@ class Meddling(Throttle):
         super().__init__(timing=Timing(settle_faults=0.0))
         self._meddle = meddle
 
+    def end(self, *_: object, **__: object) -> None:
+        """Without a rest after a step."""
+
     def wait(self, seconds: float) -> None:
-        super().wait(seconds)
-        if seconds <= 0:  # a rest after a step is longer
-            self._meddle()
+        self._meddle()
 
 
 def meddled(shard: Shard, meddle: Callable[[], object]) -> ReconcileReport:

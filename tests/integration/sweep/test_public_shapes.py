@@ -49,6 +49,14 @@ SEMAPHORE = {
     "give_back": ["HINCRBY used:{domain} {type} -1 MIN 0"],
     "event": ["type", "domain", "slot"],
 }
+BULLMQ = {
+    "name": "delayed",
+    "index": "bull:mail:deadlines",
+    "key": "bull:mail:{id}",
+    "retention": "0s",
+    "give_back": ["RPUSH due {name}"],
+    "event": ["name", "data"],
+}
 JOB = json.dumps({"class": "HardJob", "args": [1, "a|b"], "jid": "b4a577edbccf1d805744efa9", "retry": True})
 
 
@@ -72,6 +80,11 @@ def fill(client: Any, name: str) -> tuple[str, str, dict[str, str]]:
     if name == "sidekiq":
         client.zadd("schedule", {JOB: PAST, JOB.replace("b4a5", "c4a5"): FUTURE})
         return JOB, JOB.replace("b4a5", "c4a5"), {"job": JOB}
+    if name == "bullmq":
+        for entry, moment in (("1", PAST), ("2", FUTURE)):
+            client.hset(f"bull:mail:{entry}", mapping={"name": "send", "data": "{}", "timestamp": 1, "delay": 2})
+            client.zadd("bull:mail:deadlines", {entry: int(moment * 1000)})
+        return "1", "2", {"name": "send", "data": "{}"}
     client.hset("used:example.com", "call", 2)
     client.zadd("semaphore:owners", {"call|example.com|a": PAST, "call|example.com|b": FUTURE})
     return "call|example.com|a", "call|example.com|b", {"type": "call", "domain": "example.com", "slot": "a"}
@@ -83,6 +96,7 @@ SHAPES = {
     "kombu": KOMBU,
     "sidekiq": SIDEKIQ,
     "semaphore": SEMAPHORE,
+    "bullmq": BULLMQ,
 }
 
 
@@ -108,6 +122,8 @@ def test_it_is_swept_exactly(shard: Shard, client: Any, name: str) -> None:
     match name:
         case "kombu":
             assert (client.hkeys("unacked"), client.lrange("again", 0, -1)) == ([b"t2"], [b"t1"])
+        case "bullmq":
+            assert (client.keys("bull:mail:1"), client.lrange("due", 0, -1)) == ([], [b"send"])
         case "semaphore":
             assert client.hget("used:example.com", "call") == b"1"
 

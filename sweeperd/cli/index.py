@@ -10,6 +10,7 @@ import click
 from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.output import printable, stage_bars
 from sweeperd.cli.shards import check_name
+from sweeperd.config.kinds import KindSettings
 from sweeperd.ops.actions import Action
 from sweeperd.ops.reconcile.indexing import MEANINGS, IndexDocument, IndexedShardDocument, Survey, add_missing, survey
 from sweeperd.ops.reconcile.subjects import Subject, subject_of
@@ -57,7 +58,7 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
     def question(found: Sequence[Survey]) -> str:
         count = 0 if dry_run else sum(each.counts["to_index"] for each in found)
         if count and not change.yes:
-            _say(change, surveys, settings.deadline is None)
+            _say(change, surveys, settings, match)
         return f"Add {count} entries to {settings.index}?" if count else ""
 
     def work(shard: Shard, found: Survey) -> Iterator[Changed]:
@@ -74,15 +75,18 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
     ]
     change.report(IndexDocument(dry_run=dry_run, shards=shards))
     if dry_run or change.yes or not any(found.counts["to_index"] for found in surveys.values()):
-        _say(change, surveys, settings.deadline is None)
+        _say(change, surveys, settings, match)
     if not dry_run:
         for each in shards:
             change.output.say(f"{each.shard}: {each.added} entries added to {settings.index}")
 
 
-def _say(change: Change, surveys: dict[str, Survey], by_ttl: bool) -> None:
+def _say(change: Change, surveys: dict[str, Survey], kind: KindSettings, match: str) -> None:
     """Print what was found, and what the service has to change."""
     for name, found in surveys.items():
+        if not found.counts:
+            wrong = "is `key` right?" if match == "*" else f"with an id like {match}"
+            change.output.say(printable(f"{name}: there is no key {kind.key}{':' * (match == '*')} {wrong}"))
         for outcome, meaning in MEANINGS.items():
             if count := found.counts[outcome]:
                 ids = ", ".join(map(decode, found.ids[outcome]))
@@ -93,7 +97,7 @@ def _say(change: Change, surveys: dict[str, Survey], by_ttl: bool) -> None:
             change.output.say(printable(f"{name}: {found.held_because}: is `active` right?"))
         if found.counts["wrong_deadline"]:
             change.output.say(f"{name}: correct `deadline` or `unit`, or what your service writes, and run this again")
-        if found.counts["to_index"] and by_ttl:
+        if found.counts["to_index"] and kind.deadline is None:
             change.output.say(
                 f"{name}: the keys become persistent. Your service may go on calling EXPIRE, which renews an entry; it "
                 "has to add each new entry to the index"

@@ -21,6 +21,20 @@ from sweeperd.web.receiver import Receiver, Verifier, find_problem, verifier
 REFUSED = 401
 
 
+def _verifiers(_: click.Context, option: click.Parameter, texts: Sequence[str]) -> list[Verifier]:
+    """The verifiers of --secret or --key."""
+    try:
+        if option.name == "secrets":
+            return [verifier(clean_secret(resolved(text))) for text in texts]
+        keys = [resolved(text).strip() for text in texts]
+        list(map(ed25519_public, keys))
+        return list(map(verifier, keys))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    except ImportError:
+        fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
+
+
 class ListenDocument(Document, title="One line of sweeperd listen --json"):
     """A request to the receiver."""
 
@@ -41,17 +55,25 @@ class ListenDocument(Document, title="One line of sweeperd listen --json"):
     "secrets",
     multiple=True,
     metavar="SECRET",
+    callback=_verifiers,
     help="A secret of the endpoint: file:PATH, env:NAME or the text.",
 )
-@click.option("--key", "keys", multiple=True, metavar="KEY", help="Its public key: whpk_... or file:PATH.")
+@click.option(
+    "--key",
+    "keys",
+    multiple=True,
+    metavar="KEY",
+    callback=_verifiers,
+    help="Its public key: whpk_... or file:PATH.",
+)
 @click.option("--status", type=click.IntRange(200, 599), default=204, help="The status of each response.")
 @click.option("--delay", metavar="DURATION", callback=duration, help="Wait before each response, such as 5s.")
 @json_option
 def command(
     host: str,
     port: int,
-    secrets: Sequence[str],
-    keys: Sequence[str],
+    secrets: Sequence[Verifier],
+    keys: Sequence[Verifier],
     status: int,
     delay: timedelta | None,
     as_json: bool,
@@ -62,17 +84,9 @@ def command(
     With --secret or --key a request that is not verified gets 401. Exit codes: 0 stopped; 1 the address is not free; 2
     bad option.
     """
-    try:
-        public = [resolved(text).strip() for text in keys]
-        for key in public:
-            ed25519_public(key)
-        verifiers = list(map(verifier, [*(clean_secret(resolved(text)) for text in secrets), *public]))
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
-    except ImportError:
-        fail("the cryptography package is missing: pip install 'sweeperd[ed25519]'", Exit.FAILED)
     with stop_on_signals() as stop:
         pause = 0.0 if delay is None else delay.total_seconds()
+        verifiers = [*secrets, *keys]
         output, lock, seen = Output(as_json=as_json), threading.Lock(), set[str]()
 
         def take(body: bytes, headers: Mapping[str, str]) -> int:

@@ -19,7 +19,7 @@ NAMED = 10
 MEANINGS = {
     "to_index": "living, and not in the index",
     "indexed": "in the index already",
-    "ended": "ended",
+    "ended": "no longer living",
     "quarantined": "in quarantine",
     "dismissed": "dismissed from the quarantine",
     "no_deadline": "living, but without a TTL: nothing says when they end",

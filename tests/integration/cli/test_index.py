@@ -96,6 +96,10 @@ def test_an_unknown_state_is_not_added_and_the_setting_is_named(configured: Make
     kinds = configured(SEAT_HOLD.replace('"HELD"', '"held"'))
     hold_seats(client, "h1", 1, FUTURE)
     client.delete("seats:ttl")
+    assert (
+        "no key seats:hold:{id} with an id like b*"
+        in kinds.run("index", "--kind", "seat-hold", "--match", "b*", "--dry-run").out
+    )
     ran = kinds.run("index", "--kind", "seat-hold", "--yes")
     assert "1 unknown" in ran.out
     assert "`active`" in ran.out

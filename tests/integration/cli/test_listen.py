@@ -121,6 +121,7 @@ def test_bad_options(options: list[str], problem: str) -> None:
     result = CliRunner().invoke(main, ["listen", *nowhere, *options])
     assert (result.exit_code, result.stdout) == (2, "")
     assert problem in result.stderr
+    assert options[0] in result.stderr
 
 
 def test_a_port_that_is_taken() -> None:

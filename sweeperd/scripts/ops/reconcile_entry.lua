@@ -20,9 +20,9 @@
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 -- ARGV[10] -> for a configured kind, the reason if the outcome is `quarantined`
 --
--- Returns {} if the entry is correct, or with `?` and `+` {state}: indexed, ended, quarantined, dismissed, gone, wrong_deadline
--- (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL is kept). Else
--- {fault, the right score, the score found or ''}:
+-- Returns {} if the entry is correct, or with `?` and `+` {state}: indexed, ended, quarantined, dismissed, gone,
+-- wrong_deadline (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL
+-- is kept). Else {fault, the right score, the score found or ''}:
 --   orphan              an index entry without a hash; the repair removes the entry
 --   lost                a hash without an index entry, neither quarantined nor dismissed; the repair adds the entry and
 --                       removes the marks of a quarantine that is gone. If the score is the deadline and the key has

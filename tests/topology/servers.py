@@ -148,7 +148,7 @@ def sentinels(binary: Binary) -> Iterator[Sentinels]:
 
 @dataclass
 class Cluster:
-    """Three primaries with a replica each."""
+    """Three primaries, with a replica each or without."""
 
     servers: list[Server]
 
@@ -207,11 +207,11 @@ class Cluster:
 
 
 @contextmanager
-def cluster(binary: Binary) -> Iterator[Cluster]:
+def cluster(binary: Binary, *, replicas: bool = True) -> Iterator[Cluster]:
     """Start one; the first three servers are the primaries."""
     with ExitStack() as stack:
         servers, buses = [], []
-        for _ in range(6):
+        for _ in range(6 if replicas else 3):
             bus = free_port()
             options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(HASTY_MS), "--cluster-port", str(bus)]
             # Without it a replica that has not heard of its primary for a while may not take its place.
@@ -225,14 +225,14 @@ def cluster(binary: Binary) -> Iterator[Cluster]:
             client.execute_command("CLUSTER", "ADDSLOTSRANGE", start, (5460, 10921, 16383)[number])
         for server, bus in zip(servers[1:], buses[1:], strict=True):
             clients[0].execute_command("CLUSTER", "MEET", "127.0.0.1", server.port, bus)
-        eventually(lambda: all(_state(client) == ("ok", "6") for client in clients), limit=30)
-        for primary, client in zip(servers[:3], clients[3:], strict=True):
+        eventually(lambda: all(_state(client) == ("ok", str(len(servers))) for client in clients), limit=30)
+        for primary, client in zip(servers[:3], clients[3:], strict=replicas):
             client.execute_command("CLUSTER", "REPLICATE", running.node_id(primary))
-        for client in clients[:3]:
+        for client in clients[:3] if replicas else ():
             eventually(lambda client=client: client.info("replication")["connected_slaves"] == 1, limit=30)
             eventually(lambda client=client: client.wait(1, 100) == 1, limit=30)
         # A replica takes its primary's place only where the others know it as that primary's.
-        eventually(lambda: all(_replicas(client) == 3 for client in clients), limit=30)
+        eventually(lambda: all(_replicas(client) == len(servers) - 3 for client in clients), limit=30)
         running.be_patient(PATIENT_MS, servers)
         yield running
 

@@ -44,19 +44,8 @@ def main() -> int:
     client = redis.Redis.from_url(options.redis, protocol=2)
     try:
         _check_tenants(client, options)
-        with (
-            _receivable(services, options) as receiver,
-            tempfile.TemporaryDirectory(prefix="rehearsal-") as directory,
-        ):
-            on = Rehearsal(
-                services,
-                client,
-                options.redis,
-                receiver,
-                Path(directory),
-                options.seconds,
-                options.burst,
-            )
+        with _receivable(services, options) as receiver, tempfile.TemporaryDirectory(prefix="rehearsal-") as directory:
+            on = Rehearsal(services, client, options.redis, receiver, Path(directory), options.seconds, options.burst)
             found, holds = _rehearse(on, options.only)
             if options.out:
                 options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

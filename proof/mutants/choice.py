@@ -41,11 +41,7 @@ _KINDS = (
 )
 _OUTBOX = ("tests/integration/outbox/test_outbox.py",)
 _FILTERS = (*_OUTBOX, "tests/integration/outbox/test_filters.py")
-_GROUPS = (
-    *_OUTBOX,
-    "tests/integration/delivery/test_groups.py",
-    "tests/integration/outbox/test_start.py",
-)
+_GROUPS = (*_OUTBOX, "tests/integration/delivery/test_groups.py", "tests/integration/outbox/test_start.py")
 _ENDPOINT_STATE = (
     "tests/integration/outbox/test_endpoint_state.py",
     "tests/integration/outbox/test_circuit_state.py",
@@ -111,10 +107,7 @@ _SCRIPT_TESTS = {
     "sweep/expire": _EXPIRE,
     "sweep/expiry_rates": ("tests/integration/sweep/test_expiry_rates.py",),
     "sweep/kind_compiles": _KINDS,
-    "sweep/last_sweep": (
-        "tests/integration/sweep/test_last_sweep.py",
-        "tests/integration/sweep/test_memory_limit.py",
-    ),
+    "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py", "tests/integration/sweep/test_memory_limit.py"),
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
 #: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.

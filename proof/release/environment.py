@@ -11,16 +11,9 @@ from proof.release.figures import keep
 
 #: The packages whose versions the evidence names.
 NAMED = (
-    "redis",
-    "apscheduler",
-    "requests",
-    "urllib3",
-    "tenacity",
-    "pydantic",
-    "prometheus-client",
-    "hypothesis",
+    "redis", "apscheduler", "requests", "urllib3", "tenacity", "pydantic", "prometheus-client", "hypothesis",
     "pytest",
-)
+)  # fmt: skip
 
 
 def main() -> int:

@@ -224,11 +224,7 @@ def pod(name: str, image: str, command: Sequence[str], env: Mapping[str, str] | 
         "metadata": {"name": name, "namespace": HELPERS},
         "spec": {
             "automountServiceAccountToken": False,
-            "securityContext": {
-                "runAsNonRoot": True,
-                "runAsUser": 65532,
-                "seccompProfile": {"type": "RuntimeDefault"},
-            },
+            "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {
                     "name": name,

@@ -56,9 +56,7 @@ class Client:
         shard = Shard(settings, self.shard.prefix, self.shard.name)
         ledger, administration = (
             Ledger(
-                shard,
-                cycles=cycles,
-                new_id=lambda: b"r-%b-%d-%d" % (self.shard.name.encode(), self.number, next(ids)),
+                shard, cycles=cycles, new_id=lambda: b"r-%b-%d-%d" % (self.shard.name.encode(), self.number, next(ids))
             )
             for cycles in (self.plan.settings.cycles.enabled, False)
         )

@@ -216,10 +216,7 @@ def _document(
             "time_budget": rng.choice(["1s", "30s"]),
         },
         "reconcile": {"interval": rng.choice(["", "30s", "2m"])},
-        "events": {
-            "retention": rng.choice(["5s", "1m", "30d"]),
-            "attempts_kept": rng.choice([0, 20, 1000]),
-        },
+        "events": {"retention": rng.choice(["5s", "1m", "30d"]), "attempts_kept": rng.choice([0, 20, 1000])},
         "webhooks": {
             "concurrency": max(rng.choice([3, 4, 8]), len(shards) * (len(endpoints) + 1)),
             "timeout": f"{timeout}s",

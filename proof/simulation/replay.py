@@ -30,15 +30,8 @@ UNORDERED = ("KEYS", "SMEMBERS", "delivery/change_owner")
 #: What XINFO tells of streams and groups in each version, and not about how the server keeps them. Whether a consumer
 #: that got nothing is listed differs from version to version.
 COMPARED = {
-    "name",
-    "length",
-    "groups",
-    "last-generated-id",
-    "first-entry",
-    "last-entry",
-    "pending",
-    "last-delivered-id",
-}
+    "name", "length", "groups", "last-generated-id", "first-entry", "last-entry", "pending", "last-delivered-id",
+}  # fmt: skip
 #: A reply's part that only the server itself can read: fakeredis has no cmsgpack for fingerprints.
 OPAQUE = {"sweep/grace_scan": 3}
 #: Replies that end with the life of a key, ms, which is rounded in several ways.

@@ -251,11 +251,7 @@ def _delivered(scene: _Scene, endpoint: str, inflicted: Sequence[Inflicted]) -> 
 
 
 def _facts(
-    binary: Binary,
-    running: Stage,
-    loads: Mapping[str, Load],
-    inflicted: Sequence[Inflicted],
-    stopped: float,
+    binary: Binary, running: Stage, loads: Mapping[str, Load], inflicted: Sequence[Inflicted], stopped: float
 ) -> dict[str, str]:
     tally = Tally.of(load.tally for load in loads.values())
     calls = sum(len(load.calls) for load in loads.values())

@@ -392,10 +392,7 @@ def test_names_and_labels_fit_together() -> None:
 def test_a_roll_out_leaves_no_gap_and_cron_runs_one_at_a_time() -> None:
     deployment = of_kind("Deployment")["spec"]
     assert deployment["replicas"] == 3
-    assert deployment["strategy"] == {
-        "type": "RollingUpdate",
-        "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1},
-    }
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
     cron = of_kind("CronJob")["spec"]
     assert cron["concurrencyPolicy"] == "Forbid"
     job = cron["jobTemplate"]["spec"]

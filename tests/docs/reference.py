@@ -86,18 +86,8 @@ def _cell(text: str) -> str:
 
 #: The calls of a Ledger, in the order of a reservation's life.
 CALLS = (
-    "from_url",
-    "open_budget",
-    "reserve",
-    "extend",
-    "commit",
-    "release",
-    "settle",
-    "event",
-    "budget",
-    "get",
-    "close",
-)
+    "from_url", "open_budget", "reserve", "extend", "commit", "release", "settle", "event", "budget", "get", "close",
+)  # fmt: skip
 
 
 def ledger_page() -> str:

@@ -17,21 +17,9 @@ from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server, free_port
 
 KEYS = {
-    "candidates",
-    "expired",
-    "skipped",
-    "in_grace",
-    "not_due",
-    "not_found",
-    "quarantined",
-    "deferred",
-    "held",
-    "errors",
-    "delivered",
-    "undelivered",
-    "dead_lettered",
-    "duration_seconds",
-}
+    "candidates", "expired", "skipped", "in_grace", "not_due", "not_found", "quarantined", "deferred", "held",
+    "errors", "delivered", "undelivered", "dead_lettered", "duration_seconds",
+}  # fmt: skip
 
 
 def test_nothing_to_do(server: Server) -> None:

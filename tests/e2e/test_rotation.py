@@ -90,6 +90,7 @@ def load(client: redis.Redis) -> Iterator[Callable[[], int]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_both_kinds_of_keys_are_rotated_and_no_delivery_is_rejected(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

@@ -22,16 +22,10 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 def test_the_host_is_two_hours_off(skew: str, server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Receiver() as receiver:
         env = environment(
-            server.url,
-            sweep__interval="100ms",
-            endpoints=[{"name": "hook", "url": receiver.url, "secrets": [SECRET]}],
+            server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url, "secrets": [SECRET]}]
         )
         # A host whose clock is wrong still counts seconds like any other: only the wall clock is off.
-        env |= {
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_FORCE_MONOTONIC_FIX": "0",
-        }
+        env |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0"}
         with daemon(env, tmp_path, wrapper=["faketime", "-f", skew]) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             reserve(client, ["not for an hour"], overdue_by=-3_600_000)

@@ -38,10 +38,7 @@ def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> 
     with Subscribers() as subscribers:
         deliveries = subscribers.counters
         env = environment(
-            server.url,
-            endpoints=subscribers.endpoints,
-            webhooks__redelivery_initial="100ms",
-            sweep__pipeline_depth=10,
+            server.url, endpoints=subscribers.endpoints, webhooks__redelivery_initial="100ms", sweep__pipeline_depth=10
         )
         once(env)
         reserve(client, [f"id {number}" for number in range(TOTAL)])

@@ -8,19 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import redis
 
-from tests.lua.builders import (
-    FAR_FUTURE,
-    NOW,
-    RETENTION,
-    RID,
-    SCOPES,
-    VOLATILE,
-    World,
-    json_bytes,
-    scopes_of,
-    seed,
-)
-from tests.support.servers import Binary, Server
+from tests.lua.builders import FAR_FUTURE, NOW, RETENTION, RID, SCOPES, VOLATILE, World, json_bytes, scopes_of, seed
+from tests.support.servers import Server
 
 #: Turns the overdue reservation into a case of each outcome.
 ARRANGE: dict[str, Callable[[World], object]] = {
@@ -53,12 +42,6 @@ def cases(*outcomes: str) -> list[str]:
 
 
 # A full Redis
-
-
-@pytest.fixture(scope="module")
-def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
-    with Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server:
-        yield server
 
 
 @pytest.mark.every_redis

@@ -1,7 +1,7 @@
 """What each operation of the ledger does, to the unit."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict
 from datetime import timedelta
 from typing import Any
@@ -27,15 +27,6 @@ from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUT
 from tests.support.servers import Server
 
 IF_AVAILABLE, OVERDRAFT = OveragePolicy.ALLOW_IF_AVAILABLE, OveragePolicy.ALLOW_WITH_OVERDRAFT
-
-
-@pytest.fixture
-def book(server: Server) -> Iterator[Book]:
-    """Two budgets of 1000, at NOW."""
-    with a_book(server) as ready:
-        ready.freeze(NOW)
-        ready.open(*SCOPES)
-        yield ready
 
 
 def balance(scope: str, remaining: int, reserved: int = 0, spent: int = 0, **other: Any) -> Balance:
@@ -402,13 +393,6 @@ def test_without_budgeted_scopes_the_affected_ones_count(book: Book) -> None:
         done = end(rid)
         assert [balance.scope for balance in done.balances] == [*SCOPES]
         assert done.missing == ("no:budget",)
-
-
-def test_the_balances_are_in_the_order_of_the_scopes(book: Book) -> None:
-    scopes = [f"s{number}" for number in range(30)]
-    book.open(*scopes)
-    rid = book.reserve(1, scopes).reservation_id.encode()
-    assert [balance.scope for balance in book.commit(rid, 1).balances] == scopes
 
 
 def test_the_default_grace_is_the_ledger_s(book: Book) -> None:

@@ -14,7 +14,7 @@ from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import LedgerError, OveragePolicy
 from tests.lua.builders import INT64_MAX, NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, DAY_MS, TOP, Book, a_book, ms
-from tests.support.servers import Binary, Server
+from tests.support.servers import Server
 
 OPERATIONS = ("reserve", "event", "commit", "release", "extend")
 REJECT, IF_AVAILABLE, OVERDRAFT = OveragePolicy
@@ -447,12 +447,6 @@ def test_what_an_error_says() -> None:
 
 
 # Redis in trouble
-
-
-@pytest.fixture(scope="module")
-def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
-    with Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server:
-        yield server
 
 
 @pytest.mark.every_redis

@@ -1,6 +1,6 @@
 """The same request again gets the same answer and changes nothing; another one under its key is an error."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,15 +19,6 @@ from tests.lua.ledger_book import BOTTOM, DAY_MS, GRACE, GRACE_MS, MINUTE, MINUT
 from tests.support.servers import Server
 
 OPERATIONS = ("reserve", "event", "commit", "release", "extend")
-
-
-@pytest.fixture
-def book(server: Server) -> Iterator[Book]:
-    """Two budgets of 1000, at NOW."""
-    with a_book(server) as ready:
-        ready.freeze(NOW)
-        ready.open(*SCOPES)
-        yield ready
 
 
 def request(book: Book, operation: str, rid: bytes = b"") -> Callable[[], Any]:

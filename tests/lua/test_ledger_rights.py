@@ -25,12 +25,7 @@ pytestmark = pytest.mark.every_redis
 KEY = b"one-key"
 #: What each operation writes: command -> keys, as `Clerk.keys` names them.
 WRITES: dict[str, dict[str, tuple[str, ...]]] = {
-    "reserve": {
-        "hset": ("top", "bottom", "reservation"),
-        "zadd": ("index",),
-        "set": ("record",),
-        "xadd": ("stream",),
-    },
+    "reserve": {"hset": ("top", "bottom", "reservation"), "zadd": ("index",), "set": ("record",), "xadd": ("stream",)},
     "commit": {
         "hset": ("top", "bottom", "reservation"),
         "zrem": ("index",),
@@ -45,12 +40,7 @@ WRITES: dict[str, dict[str, tuple[str, ...]]] = {
         "set": ("record",),
         "xadd": ("stream",),
     },
-    "extend": {
-        "hset": ("reservation",),
-        "zadd": ("index",),
-        "pexpire": ("reserve record",),
-        "set": ("record",),
-    },
+    "extend": {"hset": ("reservation",), "zadd": ("index",), "pexpire": ("reserve record",), "set": ("record",)},
     "settle": {
         "hset": ("top", "bottom", "reservation"),
         "zrem": ("index",),
@@ -64,17 +54,8 @@ WRITES: dict[str, dict[str, tuple[str, ...]]] = {
 OPERATIONS = list(WRITES)
 COMMANDS = sorted({name.lower() for grant in ledger_grants(Shard(RedisSettings()).keys) for name in grant.commands})
 PATTERNS = (
-    "reservation",
-    "index",
-    "record",
-    "tenant",
-    "top",
-    "bottom",
-    "reserve record",
-    "event record",
-    "new",
-    "stream",
-)
+    "reservation", "index", "record", "tenant", "top", "bottom", "reserve record", "event record", "new", "stream",
+)  # fmt: skip
 
 
 class Clerk:

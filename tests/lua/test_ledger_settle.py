@@ -5,7 +5,6 @@ ledger has none.
 """
 
 import itertools
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,15 +36,6 @@ from tests.support.servers import Server
 
 IF_AVAILABLE, OVERDRAFT = OveragePolicy.ALLOW_IF_AVAILABLE, OveragePolicy.ALLOW_WITH_OVERDRAFT
 IN_TIME, OVERDUE = NOW + MINUTE_MS + GRACE_MS, NOW + MINUTE_MS + GRACE_MS + 1
-
-
-@pytest.fixture
-def book(server: Server) -> Iterator[Book]:
-    """Two budgets of 1000, at NOW."""
-    with a_book(server) as ready:
-        ready.freeze(NOW)
-        ready.open(*SCOPES)
-        yield ready
 
 
 def settle(book: Book, rid: bytes, actual: int = 70, key: str = "s") -> Settled:

@@ -7,7 +7,7 @@ import pytest
 import redis
 
 from sweeperd.store.scripts import INCLUDE, Script, own_text, script_names
-from tests.support.plain_writes import MARK, NOT_YET, SCRIPTS, WRITES, guarded
+from tests.support.plain_writes import MARK, WRITES, guarded
 
 pytestmark = pytest.mark.every_redis
 
@@ -45,10 +45,6 @@ def test_what_breaks_the_rule(client: redis.Redis, text: str, problem: str) -> N
 )
 def test_what_keeps_the_rule(client: redis.Redis, text: str) -> None:
     client.eval(guarded("sweep/page", text), 0)
-
-
-def test_a_script_leaves_the_list_for_good() -> None:
-    assert SCRIPTS >= NOT_YET
 
 
 def test_the_scripts_are_guarded() -> None:

@@ -51,12 +51,7 @@ def test_what_it_holds_is_unreadable_without_an_amount(world: World, amount: str
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {"budgeted_scopes": json_bytes(*map(str, range(257)))},
-        {"budgeted_scopes": "5"},
-        {"estimate_unit": ""},
-    ],
+    "fields", [{"budgeted_scopes": json_bytes(*map(str, range(257)))}, {"budgeted_scopes": "5"}, {"estimate_unit": ""}]
 )
 def test_without_scopes_or_a_unit_nothing_of_it_is_readable(world: World, fields: dict[str, Any]) -> None:
     world.reservation(**fields)

@@ -23,7 +23,7 @@ from sweeperd.store.scripts import Call, Script
 from sweeperd.text import rfc3339
 from tests.lua.builders import NOW, SCOPES
 from tests.lua.ledger_book import BOTTOM, GRACE_MS, MINUTE, MINUTE_MS, TOP, Book, a_book
-from tests.support.servers import Binary, Server
+from tests.support.servers import Server
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "webhook.schema.json").read_text())
 OVERDUE = NOW + MINUTE_MS + GRACE_MS + 1
@@ -375,12 +375,6 @@ def repair(book: Book, sign: str = "+") -> Any:
 
 
 OPERATIONS = ["reserve", "event", "commit", "release", "settle", "late", "expire", "repair"]
-
-
-@pytest.fixture(scope="module")
-def server_to_fill(redis_binary: Binary) -> Iterator[Server]:
-    with Server(redis_binary, ["--maxmemory-policy", "noeviction"]) as server:
-        yield server
 
 
 @pytest.mark.every_redis

@@ -92,8 +92,7 @@ def test_any_text_is_read_or_refused(client: redis.Redis, text: str) -> None:
 rows = st.lists(
     st.one_of(
         st.fixed_dictionaries(
-            {},
-            optional={"sku": st.sampled_from(["a", "b", "", "x:y"]), "qty": st.one_of(st.integers(-2, 4), values)},
+            {}, optional={"sku": st.sampled_from(["a", "b", "", "x:y"]), "qty": st.one_of(st.integers(-2, 4), values)}
         ),
         values,
     ),

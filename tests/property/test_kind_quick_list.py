@@ -70,11 +70,7 @@ def outcome(client: redis.Redis, plan: list[Any], held: list[str], reads: str, *
     return decision.outcome, decision.detail, world, len(seats.events())
 
 
-@given(
-    plan=plans,
-    held=st.lists(st.sampled_from(EDGES), min_size=5, max_size=5),
-    reads=st.sampled_from(["yes", "no"]),
-)
+@given(plan=plans, held=st.lists(st.sampled_from(EDGES), min_size=5, max_size=5), reads=st.sampled_from(["yes", "no"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_it_comes_to_the_same(client: redis.Redis, plan: list[Any], held: list[str], reads: str) -> None:
     assert outcome(client, plan, held, reads, quick=True) == outcome(client, plan, held, reads, quick=False)

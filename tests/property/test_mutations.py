@@ -34,11 +34,7 @@ MUTATIONS = {
         "redis.call('HSET', request.key, ...)",
         "redis.call('HSET', 'reservation:' .. request.id, ...)",
     ),
-    "an answer is not kept": (
-        Property.ONE_TO_ONE,
-        "{'SET', key, request_hash",
-        "{'SET', key .. 'x', request_hash",
-    ),
+    "an answer is not kept": (Property.ONE_TO_ONE, "{'SET', key, request_hash", "{'SET', key .. 'x', request_hash"),
     "an ending does not look at the state": (
         Property.ONE_ENDING,
         "local state, amount, unit = row[1], row[5], row[6]",

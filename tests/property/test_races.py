@@ -100,15 +100,6 @@ def world(client: redis.Redis, server: Server) -> Iterator[World]:
 # ---- a commit in the grace window against the sweep
 
 
-def test_a_commit_in_grace_comes_between_page_and_script(world: World) -> None:
-    entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
-    world.between(lambda: world.ledger.commit(TENANT, entry, 3, idempotency_key="c")).tick()
-    assert world.state(entry) == b"COMMITTED"
-    assert world.counted(Outcome.SKIPPED) == 1
-    assert world.balance() == (-3, 0, 3)
-    world.checked()
-
-
 def test_a_commit_in_grace_comes_after_the_sweep(world: World) -> None:
     entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
     world.another().tick()
@@ -144,12 +135,13 @@ def test_an_extension_comes_between_page_and_script(world: World) -> None:
 # ---- a release against the sweep
 
 
-def test_a_release_comes_between_page_and_script(world: World) -> None:
+@pytest.mark.parametrize(("end", "after"), [("commit", (-3, 0, 3)), ("release", (0, 0, 0))])
+def test_an_end_comes_between_page_and_script(world: World, end: str, after: tuple[int, ...]) -> None:
     entry = world.reserved(grace=timedelta(minutes=1)).reservation_id.encode()
-    world.between(lambda: world.ledger.release(TENANT, entry, idempotency_key="x")).tick()
-    assert world.state(entry) == b"RELEASED"
+    amount = [3] if end == "commit" else []
+    world.between(lambda: getattr(world.ledger, end)(TENANT, entry, *amount, idempotency_key="x")).tick()
     assert world.counted(Outcome.SKIPPED) == 1
-    assert world.balance() == (0, 0, 0)
+    assert world.balance() == after
     world.checked()
 
 

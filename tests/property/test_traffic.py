@@ -42,11 +42,7 @@ def test_one_client(client: redis.Redis, server: Server, traffic: Sequence[Step]
     phases=[Phase.explicit, Phase.generate],
 )
 def test_clients_at_once(
-    client: redis.Redis,
-    server: Server,
-    pool: ThreadPoolExecutor,
-    clients: Sequence[Sequence[Step]],
-    asynchronous: bool,
+    client: redis.Redis, server: Server, pool: ThreadPoolExecutor, clients: Sequence[Sequence[Step]], asynchronous: bool
 ) -> None:
     with closing(World(client, server, asynchronous=asynchronous)) as world:
         run_at_once(world, clients, pool)

@@ -164,11 +164,7 @@ class Sender:
     """A webhook of this endpoint, with the results that it returned."""
 
     def __init__(
-        self,
-        url: str,
-        settings: dict[str, object] | None = None,
-        clock: Clock | None = None,
-        **endpoint: object,
+        self, url: str, settings: dict[str, object] | None = None, clock: Clock | None = None, **endpoint: object
     ) -> None:
         self.verdicts: list[DeliveryResult] = []
         self.stop = threading.Event()

@@ -71,6 +71,7 @@ def test_the_primary_is_killed_under_load(topology_binary: Binary, tmp_path: Pat
 
 
 @pytest.mark.parametrize("wait_replicas", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
 def test_what_the_primary_had_not_replicated_is_swept_again_in_one_piece(
     topology_binary: Binary, wait_replicas: int, tmp_path: Path
 ) -> None:

@@ -270,19 +270,8 @@ def test_trouble_of_the_server_is_no_quarantine_whatever_the_script_catches(
 
 HIDDEN = ["redis", "KEYS", "ARGV", "_G", "load", "loadstring", "cjson", "struct", "setfenv", "getfenv", "getmetatable"]
 PRELUDE = [
-    "entry",
-    "plan_of",
-    "clock",
-    "sandbox",
-    "row",
-    "writable",
-    "uses",
-    "user",
-    "event",
-    "coroutine",
-    "newproxy",
-    "os",
-]
+    "entry", "plan_of", "clock", "sandbox", "row", "writable", "uses", "user", "event", "coroutine", "newproxy", "os",
+]  # fmt: skip
 
 
 @pytest.mark.every_redis

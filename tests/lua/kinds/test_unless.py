@@ -39,10 +39,7 @@ def test_while_its_key_exists_nothing_but_the_time_of_the_next_question_changes(
     for now in (DUE + 1, DUE + 40 * MINUTE):
         decision = seats.run(at=now)
         assert (decision.outcome, decision.detail) == ("not_due", "protected")
-        expected = before | {
-            seats.kind.index: {ID: now + 30_000},
-            seats.key(GUARDED): {ID: DUE},
-        }
+        expected = before | {seats.kind.index: {ID: now + 30_000}, seats.key(GUARDED): {ID: DUE}}
         assert seats.snapshot() == expected
     client.delete(prefix + "jobs:running:h1")
     decision = seats.run(at=DUE + 41 * MINUTE)

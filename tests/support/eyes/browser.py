@@ -21,21 +21,11 @@ PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 needs_browser = pytest.mark.skipif(PROGRAM is None, reason="chromium is not installed")
 
 _OPTIONS = [
-    "--headless=new",
-    "--remote-debugging-port=0",
-    "--remote-allow-origins=*",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-extensions",
-    "--disable-sync",
-    "--hide-scrollbars",
-    "--no-first-run",
-    "--no-default-browser-check",
-    "--no-proxy-server",
-    "--lang=en",
-]
+    "--headless=new", "--remote-debugging-port=0", "--remote-allow-origins=*", "--disable-gpu",
+    "--disable-dev-shm-usage", "--disable-background-networking", "--disable-component-update",
+    "--disable-extensions", "--disable-sync", "--hide-scrollbars", "--no-first-run", "--no-default-browser-check",
+    "--no-proxy-server", "--lang=en",
+]  # fmt: skip
 
 
 class Browser:

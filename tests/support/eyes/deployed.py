@@ -71,9 +71,7 @@ def dashboard_queries() -> list[Query]:
     """What the panels ask."""
     return [
         Query(
-            panel["title"],
-            filled_in(target["expr"]),
-            frozenset(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])),
+            panel["title"], filled_in(target["expr"]), frozenset(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
         )
         for panel in panels()
         for target in panel["targets"]

@@ -17,16 +17,7 @@ from typing import Any, TypeVar
 import redis
 
 from sweeperd.errors import RedisUnavailable
-from sweeperd.ledger import (
-    Balance,
-    Committed,
-    Extended,
-    InsufficientBudget,
-    Ledger,
-    LedgerError,
-    Released,
-    Reserved,
-)
+from sweeperd.ledger import Balance, Committed, Extended, InsufficientBudget, Ledger, LedgerError, Released, Reserved
 from sweeperd.store import Keys
 from tests.support.streams import entries
 
@@ -112,14 +103,7 @@ class Recorder:
         idempotency_key: str,
     ) -> Reserved:
         call = functools.partial(
-            self._ledger.reserve,
-            tenant,
-            scopes,
-            unit,
-            amount,
-            ttl=ttl,
-            grace=grace,
-            idempotency_key=idempotency_key,
+            self._ledger.reserve, tenant, scopes, unit, amount, ttl=ttl, grace=grace, idempotency_key=idempotency_key
         )
         asked = Call(
             "reserve",

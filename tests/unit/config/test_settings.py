@@ -7,15 +7,7 @@ import pytest
 
 from sweeperd.errors import ConfigError
 from tests.support.fixtures import Load
-from tests.unit.config.shared import (
-    ASTRAY,
-    BLANK_URL,
-    DURATION,
-    ENDPOINT,
-    NO_HTTP_URL,
-    NO_REDIS_URL,
-    problems,
-)
+from tests.unit.config.shared import ASTRAY, BLANK_URL, DURATION, ENDPOINT, NO_HTTP_URL, NO_REDIS_URL, problems
 
 
 @pytest.mark.parametrize(
@@ -51,8 +43,7 @@ def test_reconcile_can_be_turned_off(config: Load) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listen", "address"),
-    [("", None), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)), (":0", ("", 0))],
+    ("listen", "address"), [("", None), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:9464", ("::1", 9464)), (":0", ("", 0))]
 )
 def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> None:
     assert config(f'[http]\nlisten = "{listen}"').http.address == address

@@ -313,11 +313,7 @@ def whole_request(connection: socket.socket) -> bytes:
 
 @pytest.mark.parametrize(
     ("path", "endpoint"),
-    [
-        ("", {}),
-        ("/other/%C3%A9?a=b%20c", {"headers": {"X-Own": "two words"}}),
-        ("", {"secrets": ["s" * 24, "t" * 24]}),
-    ],
+    [("", {}), ("/other/%C3%A9?a=b%20c", {"headers": {"X-Own": "two words"}}), ("", {"secrets": ["s" * 24, "t" * 24]})],
     ids=["plain", "a query", "two secrets"],
 )
 def test_a_request_over_a_kept_connection_has_the_same_bytes(path: str, endpoint: dict[str, Any]) -> None:

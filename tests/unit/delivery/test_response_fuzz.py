@@ -153,17 +153,8 @@ STATUSES = [
     "429 ",
 ]
 ODD_STATUSES = [
-    "100 Continue",
-    "102 Processing",
-    "103 Early Hints",
-    "101 Switching",
-    "999 x",
-    "99 x",
-    "2000 x",
-    "abc",
-    "",
-    "-1",
-]
+    "100 Continue", "102 Processing", "103 Early Hints", "101 Switching", "999 x", "99 x", "2000 x", "abc", "", "-1",
+]  # fmt: skip
 
 
 def _date(draw: random.Random) -> str:

@@ -7,13 +7,7 @@ from sweeperd.ops.acl import ANY, Duty, acl_users, grants
 from sweeperd.store import Keys
 from sweeperd.store.keys import SUBSCRIPTION, CyclesKeys
 
-ENDPOINT = {
-    "name": "a",
-    "url": "http://a",
-    "events": ["reservation.expiry_rate_spike"],
-    "max_rate": 10,
-    "order": "key",
-}
+ENDPOINT = {"name": "a", "url": "http://a", "events": ["reservation.expiry_rate_spike"], "max_rate": 10, "order": "key"}
 KIND = {
     "name": "seat",
     "index": "seats:ttl",

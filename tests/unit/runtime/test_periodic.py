@@ -146,9 +146,7 @@ def test_a_run_that_is_a_little_late_moves_no_other(schedule: Schedule, schedule
 
 
 def test_a_clock_that_was_set_back_during_a_run(
-    schedule: Schedule,
-    scheduler: BackgroundScheduler,
-    caplog: pytest.LogCaptureFixture,
+    schedule: Schedule, scheduler: BackgroundScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     work = Work(blocked=True)
@@ -167,9 +165,7 @@ def test_a_clock_that_was_set_back_during_a_run(
 
 
 def test_nothing_to_catch_up(
-    schedule: Schedule,
-    scheduler: BackgroundScheduler,
-    caplog: pytest.LogCaptureFixture,
+    schedule: Schedule, scheduler: BackgroundScheduler, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = Clock()
     work = Work()

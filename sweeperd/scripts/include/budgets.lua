@@ -13,10 +13,7 @@ do
     local row = redis.pcall('HMGET', key, 'allocated', 'remaining', 'reserved', 'spent', 'debt', 'overdraft_limit',
       'is_over_limit', 'status', 'thresholds')
     if row.err then
-      if string.find(row.err, 'WRONGTYPE', 1, true) then
-        return nil, {'refused', 'INVALID_BUDGET', scope}
-      end
-      return nil, row
+      return nil, string.find(row.err, 'WRONGTYPE', 1, true) and {'refused', 'INVALID_BUDGET', scope} or row
     end
     if not row[1] and redis.call('EXISTS', key) == 0 then
       return false

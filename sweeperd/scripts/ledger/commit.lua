@@ -1,19 +1,6 @@
 -- Commits a reservation: charges the amount used and releases the rest, in all of its budgets or in none.
 --
--- KEYS[1] -> reservation:res_<id>           HASH    the reservation
--- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:commit:<tenant>:<key>     STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events                STREAM  gets an entry if a budget crosses a threshold
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the requesting tenant
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
---            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
--- ARGV[6] -> the grace of a reservation without grace_ms, ms
--- ARGV[7] -> how long an ended reservation stays readable, ms
+-- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
 -- ARGV[8] -> the amount used: a decimal int64, 0 or more
 -- ARGV[9] -> the unit of the amount; '' for the reservation's unit
 --
@@ -29,8 +16,7 @@
 -- @include reservations
 
 local function run()
-  local request = reservations.request('commit', KEYS, ARGV)
-  local reservation, reply = reservations.open(request, 'in_grace')
+  local reservation, reply = reservations.open('in_grace')
   if not reservation then
     return reply
   end
@@ -43,7 +29,7 @@ local function run()
     return refusal
   end
 
-  return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},
+  return reservations.finish('commit', reservation, {charged = charged, debt = debt, at = clock.now_text},
     'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt, 'committed_at', clock.now_text,
     'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
 end

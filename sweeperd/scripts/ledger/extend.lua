@@ -1,20 +1,7 @@
 -- Extends a reservation's deadline, in the hash and in the index. No grace applies to an extension.
 --
--- KEYS[1] -> reservation:res_<id>           HASH    the reservation
--- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:extend:<tenant>:<key>     STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events                STREAM  not used: an extension changes no budget
+-- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
 -- KEYS[6] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the requesting tenant
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
---            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
--- ARGV[6] -> the grace of a reservation without grace_ms, ms
--- ARGV[7] -> how long an ended reservation stays readable, ms
 -- ARGV[8] -> the length of the extension, ms
 -- ARGV[9] -> the prefix of the name of a reserve's record (a STRING), before the idempotency key. That key is known
 --            only after the reservation is read.
@@ -29,8 +16,7 @@
 -- @include rights
 
 local function run()
-  local request = reservations.request('extend', KEYS, ARGV)
-  local reservation, reply = reservations.open(request, 'not_due')
+  local reservation, reply = reservations.open('not_due')
   if not reservation then
     if reply[1] == 'ok' then
       reply[3] = remaining_ttl(KEYS[1], string.match(reply[2], '"expires_at":"(%d+)"'))
@@ -71,7 +57,7 @@ local function run()
     return refusal
   end
   local record
-  reply, record = reservations.prepare(request, reservation, {expires_at = expires_text, extension_count = count_text})
+  reply, record = reservations.prepare(reservation, {expires_at = expires_text, extension_count = count_text})
   if not reply then
     return record
   end

@@ -12,10 +12,7 @@
 local function run()
   local row = redis.pcall('HMGET', KEYS[1], unpack(ARGV, 2))
   if row.err then
-    if string.find(row.err, 'WRONGTYPE', 1, true) then
-      return {'refused', 'INVALID_RESERVATION', 'WRONG_TYPE'}
-    end
-    return row
+    return string.find(row.err, 'WRONGTYPE', 1, true) and {'refused', 'INVALID_RESERVATION', 'WRONG_TYPE'} or row
   end
   if redis.call('EXISTS', KEYS[1]) == 0 then
     return {'refused', 'RESERVATION_NOT_FOUND', ''}

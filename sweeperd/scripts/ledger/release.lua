@@ -1,19 +1,6 @@
 -- Releases an unused reservation: returns its whole amount, in all of its budgets or in none.
 --
--- KEYS[1] -> reservation:res_<id>           HASH    the reservation
--- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:release:<tenant>:<key>    STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events                STREAM  gets an entry if a budget crosses a threshold
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the requesting tenant
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
---            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
--- ARGV[6] -> the grace of a reservation without grace_ms, ms
--- ARGV[7] -> how long an ended reservation stays readable, ms
+-- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
 --
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
@@ -25,8 +12,7 @@
 -- @include reservations
 
 local function run()
-  local request = reservations.request('release', KEYS, ARGV)
-  local reservation, reply = reservations.open(request, 'in_grace')
+  local reservation, reply = reservations.open('in_grace')
   if not reservation then
     return reply
   end
@@ -35,7 +21,7 @@ local function run()
     return refusal
   end
 
-  return reservations.finish(request, reservation, {amount = reservation.amount, at = clock.now_text},
+  return reservations.finish('release', reservation, {amount = reservation.amount, at = clock.now_text},
     'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
     'released_payload_hash', ARGV[1])
 end

@@ -109,8 +109,7 @@ local function run()
   local optional = {grace_ms = grace_text, subject_json = ARGV[13], action_json = ARGV[14], metadata_json = ARGV[15]}
   for field, value in pairs(optional) do
     if value ~= '' then
-      row[#row + 1] = field
-      row[#row + 1] = value
+      row[#row + 1], row[#row + 2] = field, value
     end
   end
 

@@ -1,21 +1,8 @@
 -- Charges the amount used, whatever the state of the reservation, and once, however often the request arrives.
 --
--- KEYS[1] -> reservation:res_<id>           HASH    the reservation
--- KEYS[2] -> reservation:ttl                ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:event:<tenant>:<key>      STRING  the answer recorded under this idempotency key. An event's record
---                                                   has the same name, so that only one of the two charges
--- KEYS[4] -> tenant:<tenant>                STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events                STREAM  one entry for each expiry, and one if a budget crosses a threshold
--- KEYS[6] -> idem:<tenant>:event:<key>      STRING  beside a Cycles service: the record of the service
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the requesting tenant
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
---            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
--- ARGV[6] -> the grace of a reservation without grace_ms, ms
--- ARGV[7] -> how long an ended reservation stays readable, ms
+-- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua; the record is named as an event's, so that only one of
+--                           the two charges
+-- KEYS[6] -> idem:<tenant>:event:<key>  STRING  beside a Cycles service: the record of the service
 -- ARGV[8] -> the amount used: a decimal int64, 0 or more
 -- ARGV[9] -> trace id for the event of an expiry
 --
@@ -49,8 +36,7 @@ local function run()
     end
     return {'ok', row[4]}
   end
-  local request = reservations.request('settle', KEYS, ARGV)
-  local reservation, reply = reservations.open(request, 'expired')
+  local reservation, reply = reservations.open('expired')
   if not reservation then
     return reply
   end
@@ -100,7 +86,7 @@ local function run()
     return refusal
   end
   local record
-  reply, record = reservations.prepare(request, reservation, {charged = charged, debt = debt, at = clock.now_text,
+  reply, record = reservations.prepare(reservation, {charged = charged, debt = debt, at = clock.now_text,
     late = late})
   if not reply then
     return record

@@ -1,7 +1,7 @@
 -- The commands of a plan except HINCRBY, each with a check that takes all words of the command. Part of kind_plan.lua,
 -- which explains what a use of a key is.
 
--- @include sums
+-- @include amounts
 
 local kind_commands
 do
@@ -49,7 +49,7 @@ do
   -- A whole number within bounds, given as text.
   local function bounded(text, lowest, highest, what)
     text = int64(text, what)
-    if sums.less(text, lowest) or sums.less(highest, text) then
+    if amounts.less(text, lowest) or amounts.less(highest, text) then
       refuse('no ' .. what .. ': ' .. text)
     end
     return text
@@ -69,31 +69,25 @@ do
     end
   end
 
+  -- HSET and HDEL, where each field has `words_each` words.
+  local function hash_fields(words_each)
+    return function(words)
+      form(words, 2 + words_each, MAX_WORDS)
+      if #words % words_each == 1 then
+        refuse('not the form of ' .. words[1])
+      end
+      local use = typed(words[2], 'hash')
+      for i = 3, #words, words_each do
+        claim(use, words[i])
+      end
+      queue(use, words[1], use.key, unpack(words, 3))
+    end
+  end
+
   kind_commands = {
     ZREM = members('zset'), SADD = members('set'), SREM = members('set'),
-    LPUSH = members('list'), RPUSH = members('list'),
+    LPUSH = members('list'), RPUSH = members('list'), HSET = hash_fields(2), HDEL = hash_fields(1),
   }
-
-  function kind_commands.HSET(words)
-    form(words, 4, MAX_WORDS)
-    if #words % 2 == 1 then
-      refuse('not the form of HSET')
-    end
-    local use = typed(words[2], 'hash')
-    for i = 3, #words, 2 do
-      claim(use, words[i])
-    end
-    queue(use, 'HSET', use.key, unpack(words, 3))
-  end
-
-  function kind_commands.HDEL(words)
-    form(words, 3, MAX_WORDS)
-    local use = typed(words[2], 'hash')
-    for i = 3, #words do
-      claim(use, words[i])
-    end
-    queue(use, 'HDEL', use.key, unpack(words, 3))
-  end
 
   -- INCRBY key amount [MIN least]
   function kind_commands.INCRBY(words)
@@ -106,7 +100,7 @@ do
       return
     end
     local before = use.total or call('GET', use.key)
-    if not sums.is_int64(before) then
+    if not amounts.is_int64(before) then
       refuse('no int64: ' .. use.name)
     end
     use.total = sum_of(use, '', before, amount, words, 4)

@@ -5,7 +5,7 @@
 
 -- @include kind_checks
 -- @include kind_rights
--- @include sums
+-- @include amounts
 -- @include whole
 
 local full_plan = {}
@@ -110,7 +110,7 @@ do
     if text == '-0' then
       return '0'
     end
-    if not sums.is_int64(text) then
+    if not amounts.is_int64(text) then
       refuse('no ' .. what .. ': ' .. sub(text, 1, 32))
     end
     return text
@@ -118,13 +118,13 @@ do
 
   -- The sum, within int64 and at least the text after MIN. `at` is the position of MIN in the words.
   local function sum_of(use, field, before, amount, words, at)
-    local sum = sums.add(before, amount)
+    local sum = amounts.add(before, amount)
     if not sum then
       refuse('beyond int64: ' .. use.name .. ' ' .. field)
     end
     if words[at] then
       local least = int64(words[at + 1], 'whole number')
-      if sums.less(sum, least) then
+      if amounts.less(sum, least) then
         refuse('below MIN ' .. least .. ': ' .. use.name .. ' ' .. field)
       end
     end
@@ -157,7 +157,7 @@ do
       refuse('no such field: ' .. use.name .. ' ' .. field)
     end
     if not at then
-      if not sums.is_int64(before) then
+      if not amounts.is_int64(before) then
         refuse('no int64: ' .. use.name .. ' ' .. field)
       end
       at = #made + 2

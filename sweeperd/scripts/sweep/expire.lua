@@ -91,28 +91,22 @@ local function exactly()
   if exact then
     return exact
   end
-  -- @include int64
+  -- @include amounts
   -- @include thresholds
   exact = {announcement = thresholds.event}
 
-  -- Moves amount from reserved to remaining in exact arithmetic. Returns both as text, or a third value: the reason why
-  -- the amount cannot be moved.
+  -- Moves amount from reserved to remaining. Returns both as text, or a third value: the reason why it cannot be moved.
   function exact.move(reserved, remaining, amount)
-    local amount_high, amount_low = int64_parse(amount)
-    local reserved_high, reserved_low = int64_parse(reserved)
-    local remaining_high, remaining_low = int64_parse(remaining)
-    if not reserved_high or not remaining_high then
+    if not amounts.is_int64(reserved) or not amounts.is_int64(remaining) then
       return nil, nil, 'INVALID_BUDGET'
     end
-    reserved_high, reserved_low = int64_normal(reserved_high - amount_high, reserved_low - amount_low)
-    if reserved_high < 0 then
+    reserved, remaining = amounts.subtract(reserved, amount), amounts.add(remaining, amount)
+    if not reserved or amounts.less(reserved, '0') then
       return nil, nil, 'RESERVED_UNDERFLOW'
-    end
-    remaining = int64_text(int64_normal(remaining_high + amount_high, remaining_low + amount_low))
-    if not remaining then
+    elseif not remaining then
       return nil, nil, 'BUDGET_OVERFLOW'
     end
-    return int64_text(reserved_high, reserved_low), remaining
+    return reserved, remaining
   end
   return exact
 end

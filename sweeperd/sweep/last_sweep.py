@@ -84,11 +84,14 @@ class LastSweepStore:
             return False
         self._noted_at, self._is_ours = time.monotonic(), True
         expired, self._expired = self._expired, 0
-        seconds, complete, seen = f"{report.duration_seconds:.3f}", int(report.complete), report.seen_ms or ""
-        held = "" if proven or woken else report.counts.get(Outcome.HELD, 0)
-        deferred = "" if woken else report.counts.get(Outcome.DEFERRED, 0)
-        now = self._shard.clock.now_ms()
-        args = (now, self._by, seconds, complete, expired, seen, held, report.held_because, deferred)
+        args: list[bytes | str | int] = [self._shard.clock.now_ms(), expired, "by", self._by]
+        args += ["seconds", f"{report.duration_seconds:.3f}", "complete", int(report.complete)]
+        if report.seen_ms:
+            args += ["seen", report.seen_ms]
+        if not woken:  # a woken tick does not decide all due entries
+            args += ["deferred", report.counts.get(Outcome.DEFERRED, 0)]
+        if not (woken or proven):
+            args += ["held", report.counts.get(Outcome.HELD, 0), "held_because", report.held_because]
         with self._shard.reaching():
             try:
                 self._script.run(self._shard.client, Call([self._key], args))

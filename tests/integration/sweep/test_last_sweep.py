@@ -94,7 +94,7 @@ def test_the_rate_is_that_of_the_last_minute_or_two(moments: list[tuple[int, Las
 
 def test_a_tick_in_the_same_millisecond_begins_no_new_measurement(client: redis.Redis) -> None:
     for count in (5, 3):
-        args: list[str | int] = [1_700_000_000_000, "us", "0.1", 1, count, "", "", "", ""]
+        args: list[str | int] = [1_700_000_000_000, count, "by", "us", "seconds", "0.1", "complete", 1]
         Script("sweep/last_sweep").run(client, Call([KEY.encode()], args))
     assert client.hmget(KEY, [b"expired", b"mark_expired", b"earlier_expired"]) == [b"8", b"5", b"5"]
 

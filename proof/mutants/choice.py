@@ -91,7 +91,6 @@ _SCRIPT_TESTS = {
     "ops/": _QUARANTINE,
     "ops/explain": ("tests/integration/sweep/test_explanation.py", "tests/integration/cli/test_show.py", *_EXPIRE),
     "ops/letters": (*_STATUS, "tests/integration/cli/test_dead_letters.py"),
-    "ops/one_node": _RECONCILE,
     "ops/rate": _STATUS,
     "ops/reconcile": _RECONCILE,
     "ops/reconcile_entry": (
@@ -111,7 +110,7 @@ _SCRIPT_TESTS = {
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
 #: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.
-_FRAGMENT_TESTS = {"kind_": _KINDS, "sums": _KINDS}
+_FRAGMENT_TESTS = {"kind_": _KINDS}
 
 _INCLUDE = re.compile(r"^ *-- @include ([\w/]+)$", re.MULTILINE)
 

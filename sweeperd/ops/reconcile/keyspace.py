@@ -7,6 +7,7 @@ from typing import Any, cast
 from sweeperd import progress
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.reconcile.throttle import Throttle
+from sweeperd.store.connect import TIME_SCRIPT
 from sweeperd.store.scripts import Call, Script
 from sweeperd.store.shard import Shard
 from sweeperd.text import glob
@@ -25,7 +26,7 @@ class Keyspace:
         self._throttle = throttle
         self._index = index
         # While a slot of a Cluster moves, a walk over one node would miss keys; the server then refuses this script.
-        self._one_node, self._one_node_call = Script("ops/one_node"), Call([index, no_entry], [])
+        self._one_node, self._one_node_call = Script("one node", TIME_SCRIPT), Call([index, no_entry], [])
         self.run_id = self._read_run_id()
         self._identified_at = time.monotonic()
 

@@ -17,7 +17,7 @@ from sweeperd.ops.reconcile.keyspace import PAGE, Keyspace
 from sweeperd.ops.reconcile.report import Finding
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.errors import describe
-from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches
+from sweeperd.store.scripts import Call, Script, ScriptPipeline, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Budgets, Kind, Outcome
@@ -37,7 +37,6 @@ WalkProgress = Callable[[WalkStage, int, int], None]
 HELD = Outcome.HELD.value.encode()
 #: The first word of a holding that cannot be read; the second one says that it is left out, because it was dismissed.
 UNREADABLE = (b"unreadable", b"left_out")
-_ORPHANS = Script("ops/reconcile_orphans")
 
 
 class Observation(NamedTuple):
@@ -121,8 +120,9 @@ class Subject(abc.ABC):
         found = list[bytes]()
         for part in batches(ids, CONFIRM):
             with self.throttle.step():
-                gone = _ORPHANS.run(self.shard.client, Call([self.kind.entry_key(entry) for entry in part], []))
-            found += [part[position] for position in gone]
+                commands = (("EXISTS", self.kind.entry_key(entry)) for entry in part)
+                there = accepted(run_commands(self.shard.client, commands))
+            found += [entry for entry, exists in zip(part, there, strict=True) if not exists]
         yield from self.faults(found)
 
     def faults(self, ids: Sequence[bytes]) -> Iterator[Observation]:

@@ -9,14 +9,10 @@
 -- ARGV[3] -> `failing` or `recovered`
 -- ARGV[4..] -> the fields of the event, name and value in turn; none: only the note is changed
 -- Returns 1; 0 if another process has changed the note since, or if the endpoint is paused or muted.
---
--- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
--- follow.
 
 -- @include clock
 -- @include json
--- @include rights
--- @include trial
+-- @include set_fields
 
 local field = 'failing:' .. ARGV[1]
 if (redis.call('HMGET', KEYS[1], field)[1] or '') ~= ARGV[2] then
@@ -31,17 +27,5 @@ if found then
   end
 end
 redis.call('XLEN', KEYS[3]) -- fail before the first write if the key has the wrong type
-local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or ARGV[4] and no_right('XADD', KEYS[3])
-if refused then
-  return refused
-end
-trial('HDEL', KEYS[1])
-if ARGV[4] then
-  -- Before the note, because a stream at the greatest possible id refuses entries.
-  local added = redis.pcall('XADD', KEYS[3], '*', unpack(ARGV, 4))
-  if type(added) == 'table' then
-    return added
-  end
-end
-redis.call('HSET', KEYS[1], field, ARGV[3] .. ' ' .. clock.now_text)
-return 1
+local note = ARGV[3] .. ' ' .. clock.now_text
+return set_fields(KEYS[1], {field, note}, KEYS[3], ARGV[4] and {unpack(ARGV, 4)}) or 1

@@ -6,8 +6,7 @@
 -- ARGV[3] -> the first event of the replay;  ARGV[4] -> the note
 -- Returns `begun`; `running` if the group has a replay already; `gone` if the first event was trimmed from the stream.
 --
--- XACK comes first. It acknowledges nothing and needs no memory: at maxmemory Redis accepts it, and then XGROUP and
--- HSET. A group without a note is left behind when an operator deletes the hash.
+-- A group without a note is left behind when an operator deletes the hash.
 
 -- @include rights
 
@@ -22,7 +21,7 @@ local refused = no_right('XACK', KEYS[1]) or no_right('XGROUP', KEYS[1], 'DESTRO
 if refused then
   return refused
 end
-redis.call('XACK', KEYS[1], ARGV[1], '0-0')
+redis.call('XACK', KEYS[1], ARGV[1], '0-0') -- acknowledges nothing; for maxmemory: see rights.lua
 redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 redis.call('XGROUP', 'CREATE', KEYS[1], ARGV[1], ARGV[2])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[4])

@@ -5,20 +5,12 @@
 -- ARGV[2] -> when the replay began, ms, to tell it from a later replay in this group
 -- ARGV[3] -> the note of the cancelled replay
 -- Returns 1; 0 if the replay has already ended.
---
--- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include json
--- @include rights
+-- @include set_fields
 
 local note = redis.call('HGET', KEYS[1], ARGV[1])
 if not note or json.decode(note).made_at ~= tonumber(ARGV[2]) then
   return 0
 end
-local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
-if refused then
-  return refused
-end
-redis.call('HDEL', KEYS[1], ARGV[1])
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[3])
-return 1
+return set_fields(KEYS[1], {ARGV[1], ARGV[3]}) or 1

@@ -26,11 +26,9 @@ end
 if #claim == before then
   return {}
 end
-claim[#claim + 1] = 'IDLE'
-claim[#claim + 1] = ARGV[5]
+claim[#claim + 1], claim[#claim + 2] = 'IDLE', ARGV[5]
 if ARGV[6] ~= '' then
-  claim[#claim + 1] = 'RETRYCOUNT'
-  claim[#claim + 1] = ARGV[6]
+  claim[#claim + 1], claim[#claim + 2] = 'RETRYCOUNT', ARGV[6]
 end
 claim[#claim + 1] = 'JUSTID'
 return redis.call('XCLAIM', unpack(claim))

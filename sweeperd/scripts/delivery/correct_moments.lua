@@ -8,13 +8,10 @@
 -- ARGV[1] -> how far in the future a time may lie, ms: processes read the clock occasionally and extrapolate
 --
 -- Returns how far the clock is behind the stream's last id or the latest note, ms; 0 or less if it isn't behind.
---
--- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that
--- follows.
 
 -- @include clock
+-- @include last_id
 -- @include rights
--- @include trial
 
 local latest = clock.now + ARGV[1]
 local behind = -math.huge
@@ -40,34 +37,26 @@ local function corrected(key, note)
   return note
 end
 
-local stream = redis.pcall('XINFO', 'STREAM', KEYS[1]) -- an error if the stream doesn't exist
-for i = 1, #stream, 2 do
-  if stream[i] == 'last-generated-id' then
-    behind = tonumber(string.match(stream[i + 1], '^%d+')) - clock.now
-  end
+local last = last_id(KEYS[1])
+if last then
+  behind = tonumber(string.match(last, '^%d+')) - clock.now
 end
 local writes, refused = {}, nil
 for i = 2, #KEYS do
   local rows = redis.call('HGETALL', KEYS[i])
-  local changed = {}
   for j = 1, #rows, 2 do
     local note = corrected(KEYS[i], rows[j + 1])
     if note ~= rows[j + 1] then
-      changed[#changed + 1] = {KEYS[i], rows[j], note}
+      writes[#writes + 1] = {KEYS[i], rows[j], note}
+      refused = refused or no_right('HDEL', KEYS[i]) or no_right('HSET', KEYS[i])
     end
-  end
-  if #changed > 0 then
-    refused = refused or no_right('HDEL', KEYS[i]) or no_right('HSET', KEYS[i])
-  end
-  for j = 1, #changed do
-    writes[#writes + 1] = changed[j]
   end
 end
 local found = math.min(math.max(behind, -9007199254740991), 9007199254740991) -- the range of an integer reply
 if refused or #writes == 0 then
   return refused or found
 end
-trial('HDEL', KEYS[2])
+trial('HDEL', KEYS[2]) -- for maxmemory: see rights.lua
 for i = 1, #writes do
   redis.call('HSET', unpack(writes[i]))
 end

@@ -15,25 +15,17 @@
 -- Returns the ids of the dead-lettered events. An event is left out if it is no longer pending or has another owner,
 -- because another replica has taken, parked or settled it.
 --
--- A trial of XACK comes first because it needs no memory: at maxmemory Redis accepts it, and then the XADD that
--- follows. A letter is added before its event is acknowledged, because a stream at the greatest possible id refuses
--- entries.
+-- A letter is added before its event is acknowledged, because a stream at the greatest possible id refuses entries.
 
+-- @include last_id
 -- @include rights
--- @include trial
 
 local LAST_MS = '18446744073709551615-' -- the greatest first half of an id
 local MOST = 7000 -- Lua passes up to 8,000 arguments, and an event from another writer may have more
 
 -- Whether the stream is close to the greatest possible id, and may refuse an entry.
 local function is_ending(key)
-  local info = redis.pcall('XINFO', 'STREAM', key)
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then
-      return string.sub(info[i + 1], 1, #LAST_MS) == LAST_MS
-    end
-  end
-  return false
+  return string.sub(last_id(key) or '', 1, #LAST_MS) == LAST_MS
 end
 
 redis.call('XLEN', KEYS[2]) -- fail before the first write if the key has the wrong type
@@ -68,7 +60,7 @@ local refused = no_right('XACK', KEYS[1]) or no_right('XADD', KEYS[2]) or announ
 if refused then
   return refused
 end
-trial('XACK', KEYS[1])
+trial('XACK', KEYS[1]) -- for maxmemory: see rights.lua
 local added = redis.pcall('XADD', KEYS[2], '*', unpack(letters[1]))
 if type(added) == 'table' then -- an error; an id is a string
   return added

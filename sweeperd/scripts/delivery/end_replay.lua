@@ -8,8 +8,6 @@
 -- Returns 1; 0 if the replay has already ended, or has pending or undelivered events.
 --
 -- If the group was lost, all events count as undelivered, because a process creates the group again.
---
--- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the XGROUP that follows.
 
 -- @include groups
 -- @include json
@@ -35,7 +33,7 @@ local refused = no_right('HDEL', KEYS[2]) or no_right('XGROUP', KEYS[1], 'DESTRO
 if refused then
   return refused
 end
-redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1]) -- first, for maxmemory: see rights.lua
 if group then
   redis.call('XGROUP', 'DESTROY', KEYS[1], ARGV[1])
 end

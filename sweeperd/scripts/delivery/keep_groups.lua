@@ -21,11 +21,11 @@
 -- A position beyond the stream's last id belongs to another stream. The old stream was lost, or replaced by an older
 -- copy, perhaps with a slow clock. At that position the group would skip new events, so it begins that far back.
 --
--- XACK comes first. It acknowledges nothing and needs no memory: at maxmemory Redis accepts it, and then XGROUP and
--- HSET. XGROUP makes the first change, so only HSET needs a separate check.
+-- XGROUP makes the first change, so only HSET needs a separate check.
 
 -- @include clock
 -- @include groups
+-- @include last_id
 -- @include rights
 
 local GREATEST = '18446744073709551615' -- the greatest second half of an id
@@ -50,11 +50,7 @@ local groups, problem = groups_of(KEYS[1])
 if not groups then
   return problem
 end
-local last = '0-0'
-local stream = redis.pcall('XINFO', 'STREAM', KEYS[1])
-if not stream.err then
-  last = fields(stream)['last-generated-id']
-end
+local last = last_id(KEYS[1]) or '0-0'
 
 local PARKED = {'(parked)', '(parked alone)'}
 
@@ -118,9 +114,7 @@ for i = 1, #ARGV, 4 do
     notes[#notes + 1] = name
     notes[#notes + 1] = '{"made_at":' .. made_at .. ',"position":"' .. position .. '"' .. more .. '}'
   end
-  replies[#replies + 1] = position
-  replies[#replies + 1] = made_at
-  replies[#replies + 1] = outcome
+  replies[#replies + 1], replies[#replies + 2], replies[#replies + 3] = position, made_at, outcome
 end
 
 if #missing > 0 or #notes > 0 then -- a rewound group also changes its note
@@ -128,7 +122,7 @@ if #missing > 0 or #notes > 0 then -- a rewound group also changes its note
   if refused then
     return refused
   end
-  redis.call('XACK', KEYS[1], ARGV[1], '0-0')
+  redis.call('XACK', KEYS[1], ARGV[1], '0-0') -- acknowledges nothing; for maxmemory: see rights.lua
   for i = 1, #missing do
     redis.call('XGROUP', 'CREATE', KEYS[1], missing[i][1], missing[i][2], 'MKSTREAM')
   end

@@ -27,8 +27,6 @@ local listed = {#rows, rows[#rows][1]}
 if #claim == before then
   return listed
 end
-claim[#claim + 1] = 'IDLE'
-claim[#claim + 1] = ARGV[5]
-claim[#claim + 1] = 'JUSTID'
+claim[#claim + 1], claim[#claim + 2], claim[#claim + 3] = 'IDLE', ARGV[5], 'JUSTID'
 redis.call('XCLAIM', unpack(claim))
 return listed

@@ -14,8 +14,6 @@
 -- Silence is measured by `answered`: if Redis was down for an hour, no process could call, and all of them still count.
 -- After a gap longer than ARGV[4] it is unknown whether Redis answered, so the gap counts for a fifteenth of ARGV[3]
 -- only, usually a second.
---
--- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include clock
 -- @include rights
@@ -44,8 +42,7 @@ for i = 1, #flat, 2 do
   if heard and answered - heard <= tonumber(ARGV[3]) then
     lives[other] = true
     if heard > answered and other ~= process then -- `answered` was lost
-      set[#set + 1] = field
-      set[#set + 1] = answered_text .. ' ' .. string.format('%d', since)
+      set[#set + 1], set[#set + 2] = field, answered_text .. ' ' .. string.format('%d', since)
     end
   end
 end
@@ -60,8 +57,7 @@ end
 if lives[process] then
   local _, since = pair(notes['heard:' .. process])
   if notes['filters:' .. process] ~= filters then
-    set[#set + 1] = 'filters:' .. process
-    set[#set + 1] = filters
+    set[#set + 1], set[#set + 2] = 'filters:' .. process, filters
     since, changed = nil, true
   end
   set[#set + 1] = 'heard:' .. process
@@ -70,14 +66,13 @@ end
 if changed then
   local number = tonumber(string.match(version or '', '^(%d+)@')) or 0
   version = string.format('%d', number + 1) .. '@' .. clock.now_text
-  set[#set + 1] = 'version'
-  set[#set + 1] = version
+  set[#set + 1], set[#set + 2] = 'version', version
 end
 
 local refused = no_right('HDEL', key) or no_right('HSET', key)
 if refused then
   return refused
 end
-redis.call('HDEL', key, '', unpack(gone))
+redis.call('HDEL', key, '', unpack(gone)) -- for maxmemory: see rights.lua
 redis.call('HSET', key, unpack(set))
 return version

@@ -221,8 +221,7 @@ for _, group in ipairs(groups) do
   key, argument = key + subscriptions + 1, argument + 3 + subscriptions
   for n = 1, events do
     if problem then
-      failed[#failed + 1] = number + n
-      failed[#failed + 1] = problem
+      failed[#failed + 1], failed[#failed + 2] = number + n, problem
     elseif limit > 0 and waits(ARGV[argument], key + 1, key + subscriptions) then
       waiting[#waiting + 1] = number + n
     else

@@ -9,14 +9,10 @@
 -- ARGV[3..] -> the fields of an event about a pause, name and value in turn; the event is added if the endpoint was not
 --              paused yet. None: no such event
 -- Returns the state that the hash holds now.
---
--- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that
--- follows.
 
 -- @include clock
 -- @include json
--- @include rights
--- @include trial
+-- @include set_fields
 
 local function unreadable(state)
   return type(state) ~= 'table' or state[1] ~= nil
@@ -51,17 +47,4 @@ if found then
 end
 redis.call('XLEN', KEYS[2]) -- fail before the first write if the key has the wrong type
 local announced = ARGV[3] and paused and not was_paused
-local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or announced and no_right('XADD', KEYS[2])
-if refused then
-  return refused
-end
-trial('HDEL', KEYS[1])
-if announced then
-  -- Before the state, because a stream at the greatest possible id refuses entries.
-  local added = redis.pcall('XADD', KEYS[2], '*', unpack(ARGV, 3))
-  if type(added) == 'table' then
-    return added
-  end
-end
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
-return ARGV[2]
+return set_fields(KEYS[1], {ARGV[1], ARGV[2]}, KEYS[2], announced and {unpack(ARGV, 3)}) or ARGV[2]

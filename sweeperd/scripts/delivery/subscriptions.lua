@@ -27,8 +27,7 @@ for i = 1, #KEYS do
     if not known[id] then
       known[id] = true
       local record, unreadable = read('GET', ARGV[1] .. id)
-      records[#records + 1] = id
-      records[#records + 1] = unreadable and {unreadable} or record
+      records[#records + 1], records[#records + 2] = id, unreadable and {unreadable} or record
     end
   end
 end

@@ -5,10 +5,8 @@
 -- ARGV[1] -> the endpoint;  ARGV[2] -> the interval, µs;  ARGV[3] -> the burst, a whole number
 -- ARGV[4] -> how many tokens are wanted, 1 or more
 -- Returns {tokens taken, µs until there is one that was not taken}.
---
--- HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
--- @include rights
+-- @include set_fields
 
 local time = redis.call('TIME')
 local now, interval, burst = time[1] * 1000000 + time[2], tonumber(ARGV[2]), tonumber(ARGV[3])
@@ -21,12 +19,6 @@ local taken = math.max(0, math.min(there, tonumber(ARGV[4])))
 local next_in = math.ceil(full_at + (taken - burst + 1) * interval - now)
 local reply = {taken, math.max(0, next_in)}
 if taken > 0 or full_at < stored then
-  local full_text = string.format('%.0f', full_at + taken * interval)
-  local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1])
-  if refused then
-    return refused
-  end
-  redis.call('HDEL', KEYS[1], ARGV[1])
-  redis.call('HSET', KEYS[1], ARGV[1], full_text)
+  return set_fields(KEYS[1], {ARGV[1], string.format('%.0f', full_at + taken * interval)}) or reply
 end
 return reply

@@ -118,10 +118,7 @@ do
   local function read(...)
     local row = attempt('HMGET', key, ...)
     if row.err then
-      if find(row.err, 'WRONGTYPE', 1, true) then
-        return nil, set_aside('WRONG_TYPE')
-      end
-      return nil, row
+      return nil, find(row.err, 'WRONGTYPE', 1, true) and set_aside('WRONG_TYPE') or row
     end
     return row
   end

@@ -28,12 +28,11 @@ do
     else
       reply = trial(command, key)
     end
-    local problem = type(reply) == 'table' and reply.err
-    if command == 'DEL' and problem and string.find(problem, 'access at least one of the keys', 1, true) then
+    if command == 'DEL' and type(reply) == 'table'
+      and string.find(reply.err, 'access at least one of the keys', 1, true) then
       return false -- the missing key lies outside the user's keys
     end
-    return problem and (string.find(problem, 'user executing the script', 1, true)
-      or string.find(problem, 'Unknown Redis command', 1, true))
+    return is_refusal(reply)
   end
 
   function lacks_right(...)

@@ -7,10 +7,7 @@
 local function read_string(key, names)
   local text = redis.pcall('GETRANGE', key, 0, 65536)
   if type(text) == 'table' then
-    if string.find(text.err, 'WRONGTYPE', 1, true) then
-      return nil, entry.set_aside('WRONG_TYPE')
-    end
-    return nil, text
+    return nil, string.find(text.err, 'WRONGTYPE', 1, true) and entry.set_aside('WRONG_TYPE') or text
   end
   if text == '' and redis.call('EXISTS', key) == 0 then
     return nil, entry.drop_unknown('not_found')

@@ -7,46 +7,31 @@
 -- permitted command on each permitted key, so one trial of each command is enough, on the first key. The script must
 -- have read every key before it writes to it, or have checked another command on it.
 --
--- A trial on 6.2 meets the errors of the write, such as a full Redis, and returns them. After the trial of a command
--- that needs no memory, Redis at maxmemory accepts all writes of the script, as after the write itself. A script
--- therefore checks the right to its first write first, whether ZREM or HSET.
+-- Redis at maxmemory refuses a script's writes that need memory until the script has made one that needs none. A script
+-- that must work then begins with a ZREM, HDEL or XACK, or with the trial of one, and checks the right to that command
+-- first: on 6.2 a check meets the errors of the write, such as a full Redis.
 
 -- @include permission
 -- @include trial
 
 local no_right
-do
-  if can_ask then
-    function no_right(command, key, subcommand)
-      local lacks
-      if subcommand == 'CREATE' or subcommand == 'SETID' then
-        lacks = lacks_permission(command, subcommand, key, NOT_THERE, NOT_THERE)
-      elseif subcommand then
-        lacks = lacks_permission(command, subcommand, key, NOT_THERE)
-      else -- XADD takes the most arguments
-        lacks = lacks_permission(command, key, NOT_THERE, NOT_THERE, NOT_THERE)
-      end
-      return lacks and permission_error(command, key)
-    end
-  else
-    local tried = {}
-    function no_right(command, key, subcommand)
-      local name = subcommand or command
-      if tried[name] then
-        return nil
-      end
-      local reply = trial(command, key, subcommand)
-      tried[name] = true
-      -- A Redis imitation may return the error as another type than a string.
-      local problem = type(reply) == 'table' and tostring(reply.err)
-      if problem and not string.find(problem, '^ERR ') and not string.find(problem, '^NOGROUP ') then
-        if string.find(problem, 'user executing the script', 1, true) or string.find(problem, 'NOPERM', 1, true)
-          or string.find(problem, 'Unknown Redis command', 1, true) then
-          return permission_error(command, key)
-        end
-        return reply
-      end
+if can_ask then
+  function no_right(command, key, subcommand)
+    return lacks_permission(harmless(command, key, subcommand)) and permission_error(command, key)
+  end
+else
+  local tried = {}
+  function no_right(command, key, subcommand)
+    local name = subcommand or command
+    if tried[name] then
       return nil
     end
+    local reply = trial(command, key, subcommand)
+    tried[name] = true
+    if is_refusal(reply) then
+      return permission_error(command, key)
+    end
+    local problem = type(reply) == 'table' and tostring(reply.err)
+    return problem and not string.find(problem, '^ERR ') and not string.find(problem, '^NOGROUP ') and reply or nil
   end
 end

@@ -7,8 +7,6 @@
 -- ARGV[1] -> the bare reservation id
 --
 -- Returns 'adopted', or 'not_foreign' unless the reservation is ACTIVE and carries the mark of another sweeper.
---
--- ZREM comes first because it needs no memory: at maxmemory Redis accepts it, and then the ZADD that follows.
 
 -- @include clock
 -- @include reservation_look
@@ -23,6 +21,6 @@ if refused then
   return refused
 end
 local since = clock.whole(row[3]) and row[3] or clock.now_text
-redis.call('ZREM', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[2], ARGV[1]) -- first, for maxmemory: see rights.lua
 redis.call('ZADD', KEYS[3], since, ARGV[1])
 return 'adopted'

@@ -8,8 +8,6 @@
 -- ARGV[1] -> the bare reservation id
 --
 -- Returns 'dismissed', or 'not_quarantined'.
---
--- ZREM comes first because it needs no memory: at maxmemory Redis accepts it, and then the HSET that follows.
 
 -- @include clock
 -- @include rights
@@ -24,7 +22,7 @@ local refused = no_right('ZREM', KEYS[2]) or (marks or is_hash) and no_right('HS
 if refused then
   return refused
 end
-if redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then
+if redis.call('ZREM', KEYS[2], ARGV[1]) == 0 then -- first, for maxmemory: see rights.lua
   return 'not_quarantined'
 end
 if marks then

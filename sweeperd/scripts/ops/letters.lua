@@ -24,7 +24,6 @@ for i = 1, #letters do
 end
 local reply = {letters[#letters][1]}
 for endpoint, count in pairs(counts) do
-  reply[#reply + 1] = endpoint
-  reply[#reply + 1] = count
+  reply[#reply + 1], reply[#reply + 2] = endpoint, count
 end
 return reply

@@ -39,9 +39,7 @@
 --
 -- An ended entry has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --
--- Every write follows a fresh check, because what a walk saw earlier is only a hint. Ledger values don't change. ZREM
--- is the first write to the index because it needs no memory: at maxmemory Redis accepts it, and then the ZADD that
--- follows. PEXPIRE needs no memory either.
+-- Every write follows a fresh check, because what a walk saw earlier is only a hint. Ledger values don't change.
 
 -- @include clock
 -- @include lifetime

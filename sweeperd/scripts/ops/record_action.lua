@@ -9,12 +9,8 @@
 -- ARGV[6] -> '', `begun` if the action begins now, or the id of its first record
 --
 -- Returns the id of the entry. Its time comes from this server's clock.
---
--- A trial of XTRIM comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
--- follow.
 
 -- @include rights
--- @include trial
 
 local function added(field, count)
   return string.format('%.0f', (tonumber(redis.call('HGET', KEYS[2], field)) or 0) + count)
@@ -30,10 +26,9 @@ end
 local removes = begun and not no_right('XDEL', KEYS[1])
 local entry = {'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5]}
 if begins then
-  entry[#entry + 1] = 'begun'
-  entry[#entry + 1] = '1'
+  entry[#entry + 1], entry[#entry + 2] = 'begun', '1'
 end
-trial('XTRIM', KEYS[1])
+trial('XTRIM', KEYS[1]) -- for maxmemory: see rights.lua
 local id = redis.pcall('XADD', KEYS[1], '*', unpack(entry))
 if type(id) == 'table' then -- an error: the stream has reached the greatest id
   return id

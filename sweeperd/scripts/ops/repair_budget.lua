@@ -13,8 +13,7 @@
 -- would be negative, or a value would exceed int64), 'LEASE_LOST' (another repair may have run since the walks).
 --
 -- The script adds and subtracts instead of setting a value read earlier, because traffic continues during the repair.
--- The lease ends with the repair, so the same call cannot act twice. DEL of the lease comes first because it needs no
--- memory: at maxmemory Redis accepts it, and then the HSET that follows.
+-- The lease ends with the repair, so the same call cannot act twice.
 
 -- @include amounts
 -- @include clock
@@ -51,7 +50,7 @@ end
 if not (reserved and remaining and amounts.is_int64(remaining)) then
   return 'OUT_OF_BOUNDS'
 end
--- At maxmemory Redis 6.2 refuses the trial of HSET, but accepts HSET after the DEL.
+-- At maxmemory Redis 6.2 refuses the trial of HSET, but accepts HSET after the DEL, which needs no memory.
 local refused = no_right('HSET', KEYS[1])
 if refused and not string.find(refused.err, 'OOM', 1, true) then
   return refused

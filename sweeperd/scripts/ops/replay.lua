@@ -16,7 +16,6 @@
 -- stream id.
 
 -- @include rights
--- @include trial
 
 local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not letter then
@@ -28,8 +27,7 @@ for i = 1, #fields, 2 do
   if i <= 7 then -- event, endpoint, reason, attempts
     endpoint = name == 'endpoint' and value or endpoint
   elseif name ~= 'only_for' then
-    event[#event + 1] = name
-    event[#event + 1] = value
+    event[#event + 1], event[#event + 2] = name, value
   end
 end
 if #event == 0 then
@@ -39,16 +37,13 @@ local pending = redis.pcall('XPENDING', KEYS[1], endpoint)
 if pending.err then
   return string.find(pending.err, 'NOGROUP', 1, true) and {'no_group'} or pending
 end
-event[#event + 1] = 'only_for'
-event[#event + 1] = endpoint
+event[#event + 1], event[#event + 2] = 'only_for', endpoint
 
 local refused = no_right('XDEL', KEYS[2]) or no_right('XADD', KEYS[1])
 if refused then
   return refused
 end
--- Deletes nothing, but needs no memory: at maxmemory Redis accepts the XADD only after such a write. The letter itself
--- must stay until the event is in the stream.
-trial('XDEL', KEYS[2])
+trial('XDEL', KEYS[2]) -- for maxmemory; the letter itself must stay until the event is in the stream
 local added = redis.pcall('XADD', KEYS[1], '*', unpack(event))
 if type(added) == 'table' then -- an error; an id is a string
   return added

@@ -19,9 +19,6 @@
 -- The script leaves the decision to the next sweep. If the hash is gone, the score is now, and the sweep removes the
 -- entry. The score of a string is 0, and the sweep sets it to the deadline. A deadline that is the score is read
 -- from the note; a score that the service has written since stays.
---
--- All checks come before the first write. A requeue starts with ZREM because it needs no memory: at maxmemory Redis
--- accepts it, and then the writes that follow.
 
 -- @include clock
 -- @include rights
@@ -55,10 +52,7 @@ elseif marks then
 else
   local row = redis.pcall('HMGET', KEYS[1], ARGV[2])
   if row.err then
-    if string.find(row.err, 'WRONGTYPE', 1, true) then
-      return 'WRONG_TYPE'
-    end
-    return row
+    return string.find(row.err, 'WRONGTYPE', 1, true) and 'WRONG_TYPE' or row
   end
   if redis.call('EXISTS', KEYS[1]) == 1 then
     -- A fraction is for a kind whose deadlines are in seconds.
@@ -74,7 +68,7 @@ local refused = no_right('ZREM', KEYS[3]) or no_right('HDEL', marks or KEYS[1]) 
 if refused then
   return refused
 end
-redis.call('ZREM', KEYS[3], ARGV[1])
+redis.call('ZREM', KEYS[3], ARGV[1]) -- first, for maxmemory: see rights.lua
 if marks then
   redis.call('HDEL', marks, ARGV[1])
 else

@@ -16,12 +16,8 @@
 -- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many reservations of the tenant have expired
 --
 -- Returns how many events were added.
---
--- A trial of HDEL comes first because it needs no memory: at maxmemory Redis accepts it, and then the writes that
--- follow.
 
 -- @include rights
--- @include trial
 
 local WEIGHT, PAGE = 0.2, 50
 local KEPT, CROWDED = 300, 12 -- windows of 5 min: 25 h, so that a daily rhythm is remembered; 1 h
@@ -86,7 +82,7 @@ local refused = no_right('HDEL', KEYS[1]) or no_right('HSET', KEYS[1]) or no_rig
 if refused then
   return refused
 end
-trial('HDEL', KEYS[1])
+trial('HDEL', KEYS[1]) -- for maxmemory: see rights.lua
 for i = 1, #events do
   local added = (i == 1 and redis.pcall or redis.call)('XADD', KEYS[2], '*', unpack(events[i]))
   if type(added) == 'table' then -- an error: the stream refuses entries, and the rates stay unchanged

@@ -42,10 +42,7 @@ def _pem_file(value: object, info: ValidationInfo) -> object:
 
 
 def trusted_bundle(environment: Mapping[str, str]) -> PemFile | None:
-    """
-    The CAs, a file or a directory, that the environment names and that requests trusts instead of certifi's. Raises
-    ValueError with the variable's name first.
-    """
+    """The CAs that the environment names for requests, instead of certifi's. Raises ValueError."""
     name = next((name for name in ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE") if environment.get(name)), None)
     if name is None:
         return None

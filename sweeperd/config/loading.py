@@ -57,10 +57,7 @@ _TYPES = {
 
 
 def explain(error: ValidationError, source: str, data: Mapping[str, Any]) -> str:
-    """
-    One line for each problem, without the values of settings. `source` is the file, or ENVIRONMENT; `data` is what was
-    validated.
-    """
+    """One line for each problem, without values. `source`: the file, or ENVIRONMENT; `data`: what was validated."""
     lines: dict[tuple[int | str, ...], list[str]] = {}
     for detail in error.errors(include_url=False, include_input=False):
         lines.setdefault(_place(detail, data), []).append(_problem(detail, source))

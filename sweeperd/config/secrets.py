@@ -18,10 +18,7 @@ NO_CREDENTIALS = f"${CREDENTIALS} is not set, which systemd sets for the service
 
 
 def fetched(value: object, info: ValidationInfo) -> object:
-    """
-    Resolves `file:PATH`, `credential:NAME` and `env:NAME` to their text. Other values stay unchanged. Raises ValueError
-    if the reference cannot be read.
-    """
+    """Resolves `file:PATH`, `credential:NAME` and `env:NAME`; other values stay unchanged. Raises ValueError."""
     return resolved(value, info.context or {}) if isinstance(value, str) else value
 
 
@@ -118,10 +115,7 @@ def _strip(text: str) -> str:
 
 
 def check_secret(secret: str) -> None:
-    """
-    Raises ValueError if the secret cannot sign. A secret is a shared or private Standard Webhooks key in base64, or any
-    other text.
-    """
+    """Raises ValueError if the secret, a Standard Webhooks key in base64 or any other text, cannot sign."""
     if not secret.startswith(PRIVATE):
         hmac_key(secret)
         return
@@ -149,10 +143,7 @@ def hmac_key(secret: str) -> bytes:
 
 
 def ed25519_pair(secret: str) -> tuple[bytes, bytes]:
-    """
-    The 32-byte seed of a private key, in base64 after `whsk_`, and the 32-byte public key if it follows the seed, as in
-    libsodium's keys. Raises ValueError.
-    """
+    """The seed of a private key, and the public key if it follows the seed, as in libsodium. Raises ValueError."""
     key = decode_key(secret, PRIVATE)
     if len(key) not in (SEED, 2 * SEED):
         raise ValueError(f"what follows {PRIVATE} is not 32 or 64 bytes in base64")

@@ -102,10 +102,7 @@ def bare(name: str) -> str:
 
 
 def parse_field(text: str) -> Field:
-    """
-    A field: `name`, `name:0` with a default, or `"name"`, which is taken literally. Raises ValueError. A quoted name
-    with a dot keeps its quotes, because a plain one may be a path.
-    """
+    """A field: `name`, `name:0` with a default, or `"name"`, literally (kept quoted with a dot). Raises ValueError."""
     found = _FIELD.fullmatch(text)
     if found is None or int(found["default"] or 0) > INT64_MAX:
         raise ValueError(

@@ -42,10 +42,7 @@ Property = Callable[[Lab, Sample], Failure | None]
 
 
 def find_problem(lab: Lab, sample: Sample, result: Decision | redis.RedisError, before: Snapshot) -> str:
-    """
-    What the last run did wrong, or "". All of Redis is compared with `before`, and only the outcome and the settings
-    permit a difference, so a bug in the script cannot hide itself.
-    """
+    """What the last run did wrong, or "". Only the outcome and the settings permit a difference from `before`."""
     after = lab.snapshot(sample)
     if isinstance(result, redis.RedisError):
         if changed := after.changed_since(before):
@@ -489,10 +486,7 @@ def load_and_judge(lab: Lab, sample: Sample, about: str) -> Failure | None:
 
 
 def judge(lab: Lab, sample: Sample, about: str, *, errors: bool = False, **run: Any) -> Failure | None:
-    """
-    Run the loaded sample and judge: nothing moves in part, the books balance, and a second run changes nothing. With
-    `errors`, an error that changes nothing is fine.
-    """
+    """Run the loaded sample and judge, twice if it expires. With `errors`, an error that changes nothing is fine."""
     before = lab.snapshot(sample)
     result = lab.run(lab.id(sample), **run)
     found = find_problem(lab, sample, result, before)

@@ -109,10 +109,7 @@ def _fields(shard: Shard, kind: Kind, entry: bytes, words: set[bytes]) -> dict[s
 
 
 def _copied(shard: Shard, key: bytes, words: set[bytes], most: int = ELEMENTS) -> Content | None:
-    """
-    The content of a key, of a large one `most` elements and those that `words` name; None if it is missing, too long,
-    or of a type that no plan writes. Raises UnicodeDecodeError.
-    """
+    """The content of a key, of a large one a part; None if no plan writes such a key. Raises UnicodeDecodeError."""
     (type_,) = _read(shard, ("TYPE", key))
     named, content = sorted(words), cast(Any, None)
     match type_:

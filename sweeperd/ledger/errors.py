@@ -107,10 +107,7 @@ class ReservationExists(LedgerError, message="the reservation id already exists"
 
 
 class InvalidReservation(LedgerError, message="the reservation is malformed"):
-    """
-    The reservation is malformed, and `detail` is the reason, as in quarantine; or a Cycles service could not parse the
-    new reservation, and `detail` is the field.
-    """
+    """The reservation is malformed: `detail` is the reason, or the field that a Cycles service could not parse."""
 
 
 class TooManyExtensions(LedgerError, message="the reservation has no extensions left"):

@@ -277,10 +277,7 @@ def name(what: str, value: Name) -> bytes:
 
 
 def scope_list(scopes: Sequence[Name]) -> list[bytes]:
-    """
-    Scopes as bytes. Raises TypeError for a single name or an unordered collection, ValueError for none or more than
-    MAX_SCOPES.
-    """
+    """Scopes as bytes. Raises TypeError unless they are a sequence of names, ValueError for none or too many."""
     if isinstance(scopes, _NAMES):
         raise TypeError("scopes is one name, not a sequence of names")
     if not isinstance(scopes, Sequence):
@@ -319,10 +316,7 @@ def milliseconds(what: str, duration: timedelta, *, least: int) -> int:
 
 
 def json_text(mapping: Mapping[str, Any] | None) -> bytes:
-    """
-    A mapping as JSON with sorted keys, so that equal mappings give equal text; empty for None. Raises ValueError for
-    NaN and infinity.
-    """
+    """A mapping as JSON with sorted keys; empty for None. Raises ValueError for NaN and infinity."""
     if mapping is None:
         return b""
     return json.dumps(dict(mapping), separators=(",", ":"), sort_keys=True, allow_nan=False).encode()

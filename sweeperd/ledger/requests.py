@@ -46,10 +46,7 @@ class Request(Generic[Answer]):
 
 
 class Requests:
-    """
-    The request of each operation, with the options of `Ledger` in ms. Each method raises ValueError or TypeError for an
-    invalid argument.
-    """
+    """The request of each operation. Each method raises ValueError or TypeError for an invalid argument."""
 
     def __init__(
         self, keys: Keys, default_grace_ms: int, retention_ms: int, cycles: bool, new_id: Callable[[], Name]

@@ -89,10 +89,7 @@ def read_all_attempts(shard: Shard, endpoints: Sequence[str], limit: int) -> dic
 
 
 def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[RecordedAttempt]:
-    """
-    The attempts that may have sent this stream entry, newest first. Only the first and the last id of a batch are
-    recorded, so every batch that spans the entry is included. Raises redis.RedisError.
-    """
+    """The attempts whose first and last event span this stream entry, newest first. Raises redis.RedisError."""
     found = [each for name in endpoints for each in read_attempts(shard, name, SEARCH) if each.attempt.includes(entry)]
     return sorted(found, key=lambda each: each.attempt.at_ms, reverse=True)
 
@@ -100,10 +97,7 @@ def attempts_with(shard: Shard, endpoints: Iterable[str], entry: bytes) -> list[
 def attempts_as(
     shard: Shard, endpoints: Iterable[str], webhook_id: str, most: int
 ) -> tuple[list[RecordedAttempt], int]:
-    """
-    The attempts with this webhook id, or with this id of their first event, newest first, and how many of up to `most`
-    attempts were read. Raises redis.RedisError.
-    """
+    """The attempts with this id of the webhook or of its first event, newest first, and how many were read."""
     found, left = list[RecordedAttempt](), most
     for name in endpoints:
         recorded = read_attempts(shard, name, min(left, SEARCH)) if left else []

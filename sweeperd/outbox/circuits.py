@@ -114,10 +114,7 @@ class CircuitStateStore:
         return {endpoint: self._living(found) for endpoint, found in notes.items()}, announced
 
     def announce(self, endpoint: str, before: str, event: Entry, *, failing: bool) -> bool:
-        """
-        Note that the endpoint fails, or has recovered, and add the event. False if another process has changed the note
-        since, or if the endpoint is paused or muted. `before`: the note as read.
-        """
+        """Note it and add the event, unless the note is no longer `before`, or the endpoint is paused or muted."""
         call = Call(self._announcing, [endpoint, before, "failing" if failing else "recovered", *event])
         return bool(self._announce.run(self._client, call))
 

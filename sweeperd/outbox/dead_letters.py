@@ -155,10 +155,7 @@ def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
 
 
 def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
-    """
-    Replace each of these letters by its event, one atomic step per letter. Raises redis.RedisError. If the connection
-    fails halfway, some letters are replayed and the rest stay.
-    """
+    """Replace each of these letters by its event, in one step each. Raises redis.RedisError, perhaps halfway."""
     script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
     replies = script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids])
     return [Replayed(reply[0].decode()) for reply in accepted(replies)]

@@ -17,10 +17,7 @@ class DeliveryRate:
         self.per_second, self.window_seconds = 0.0, 0.0
 
     def add(self, now: float, delivered: int) -> None:
-        """
-        Add the number of events delivered so far at the monotonic time `now`. The window is the last WINDOW seconds, or
-        the last COUNTED events if those took less time.
-        """
+        """Events delivered so far at the monotonic time `now`. The window is WINDOW seconds or COUNTED events long."""
         samples = self._samples
         samples.append((now, delivered))
         while len(samples) > 2 and (now - samples[1][0] >= WINDOW or delivered - samples[1][1] >= COUNTED):

@@ -10,10 +10,7 @@ from sweeperd.text import decode
 
 
 class EndpointState(Note):
-    """
-    Whether an endpoint is paused (by a 410 or an operator) or muted (by `Retry-After`). Every delivering process reads
-    the state every few seconds. Times are ms on Redis's clock.
-    """
+    """Whether an endpoint is paused (by a 410 or an operator) or muted (by `Retry-After`). Times: ms, Redis's clock."""
 
     #: When and why the endpoint was paused. Nothing is sent until an operator resumes it.
     paused_at: int | None = None
@@ -60,10 +57,7 @@ class EndpointStateStore:
         return {decode(endpoint): self.parse(entry) for endpoint, entry in fields.items()}
 
     def write(self, endpoint: str, state: EndpointState) -> EndpointState:
-        """
-        Write a state, even at maxmemory. A mute ends neither a pause nor a longer mute; a state that is neither ends a
-        mute. Returns the resulting state. Raises redis.RedisError.
-        """
+        """Write a state, even at maxmemory; set_state.lua says which one wins. Returns the state that holds now."""
         event = self._announcements.disabled(endpoint, state.reason) if state.paused else []
         call = Call([self._key, self._events], [endpoint, state.model_dump_json(), *event])
         return self.parse(self._set_state.run(self._client, call))

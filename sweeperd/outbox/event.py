@@ -98,10 +98,7 @@ class Message(NamedTuple):
 
 
 def message(origin: bytes, fields: Fields) -> Message:
-    """
-    Encode an entry in the format `event`, without balances. `origin` identifies the shard. Missing and malformed fields
-    are omitted.
-    """
+    """Encode an entry in the format `event`, without balances and malformed fields. `origin` identifies the shard."""
     if BALANCES in fields:
         fields = {name: value for name, value in fields.items() if name != BALANCES}
     return encode("event", "", origin, "", fields)

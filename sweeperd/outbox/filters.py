@@ -103,10 +103,7 @@ class LivingFilters:
         return int(number) if number.isdigit() else 0
 
     def difference(self, endpoint: str, now_ms: int) -> str:
-        """
-        How long processes have had different filters for this endpoint, and which ones. Empty if all have the same
-        filter, or if they have differed for less than LONG. `now_ms`: Redis's clock.
-        """
+        """For how long which processes have had different filters for this endpoint; empty if not for LONG."""
         found = dict[str, list[ProcessFilters]]()
         for each in sorted(self.processes, key=lambda each: each.since_ms):
             if note := each.filters.get(endpoint):

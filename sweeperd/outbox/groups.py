@@ -58,10 +58,7 @@ class Trimmed(NamedTuple):
 
 
 class ConsumerGroups:
-    """
-    The consumer groups of one shard's event stream. `consumer`: the name of this process in the groups. `remade`:
-    counts the recreated groups. All methods raise redis.RedisError.
-    """
+    """The consumer groups of one shard's event stream. `remade`: counts recreated ones. Raises redis.RedisError."""
 
     def __init__(
         self,

@@ -57,10 +57,7 @@ class Masker:
         return value if name.lower() in _OPEN_HEADERS else HIDDEN
 
     def text(self, text: str, sent: Mapping[str, str], *, cut: bool = False) -> str:
-        """
-        Mask a text from the response to a request with the headers `sent`. `cut`: the text was truncated, so it may end
-        within a secret.
-        """
+        """Mask a text of the response to a request with the headers `sent`. `cut`: the text may end within a secret."""
         if len(text.encode()) < SHORTEST_HIDDEN and not self._short:
             return text
         forms = [*_forms(self._secrets)]

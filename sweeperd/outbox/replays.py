@@ -52,10 +52,7 @@ def first_searched(since_ms: int) -> bytes:
 
 
 def last_searched(shard: Shard, until_ms: int) -> bytes:
-    """
-    An upper bound of the ids of the events before this time: the end of the stream while Redis's clock is behind it.
-    Raises redis.RedisError.
-    """
+    """An upper bound of the ids of the events before this time: the stream's end while Redis's clock is behind it."""
     newest = streams.last_id(shard.client, shard.keys.events)
     behind = milliseconds(newest) > shard.read_clock() + AHEAD_MS
     return streams.LAST if behind else str(until_ms + AHEAD_MS).encode()
@@ -241,18 +238,12 @@ class ReplayStore:
         return {note.endpoint: note for note in found.values() if note is not None}
 
     def begin(self, note: ReplayNote) -> str:
-        """
-        Begin a replay, even at maxmemory. Returns `begun`, `running` if another replay to this endpoint has not ended,
-        or `gone` if the first event was trimmed.
-        """
+        """Begin a replay, even at maxmemory. Returns `begun`, `running` (another is), `gone` (the first event is)."""
         args = [note.group, str(note.start), note.first, note.model_dump_json()]
         return cast(bytes, self._begin.run(self._client, Call(self._keys, args))).decode()
 
     def end(self, note: ReplayNote, *, by_force: bool = False) -> bool:
-        """
-        Remove group and note. False if the replay has already ended, or if it has pending or unread events and not
-        `by_force`.
-        """
+        """Remove group and note. False if the replay has ended already, or has events left and not `by_force`."""
         call = Call(self._keys, [note.group, note.made_at, int(by_force)])
         return bool(self._end.run(self._client, call))
 
@@ -278,10 +269,7 @@ class ReplayStore:
         return not self._client.xrange(self._keys[0], streams.after(bytes(position)), last, 1)
 
     def progress(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> ReplayProgress:
-        """
-        How far the replay is. If the group was lost, all events are left, because a new group starts over. `groups`:
-        those of the stream.
-        """
+        """How far the replay is; all events are left if its group was lost. `groups`: those of the stream."""
         position, found = self.position(note, groups), self.read(note.endpoint)
         if found is None or found.made_at != note.made_at:
             return ReplayProgress()
@@ -316,9 +304,7 @@ def begin(shard: Shard, counted: ReplayNote) -> tuple[str, ReplayNote]:
 
 
 def cancel(shard: Shard, note: ReplayNote) -> bool:
-    """
-    Cancel a replay, so that sending stops within seconds. False if it has already ended. Raises redis.RedisError.
-    """
+    """Cancel a replay: sending stops within seconds. False if it has already ended. Raises redis.RedisError."""
     store = ReplayStore(shard)
     if not store.cancel(note):
         return False
@@ -327,10 +313,7 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
 
 
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
-    """
-    End a cancelled replay unless a living process has events of it in hand. Returns whether it ended. Raises
-    redis.RedisError.
-    """
+    """End a cancelled replay unless a living process has events of it in hand. Returns whether it ended."""
     try:
         in_hand = outbox.in_hand(note.group)
     except redis.ResponseError as error:
@@ -353,10 +336,7 @@ def obstacle(shard: Shard, endpoint: str) -> str:
 
 
 def filter_gap(shard: Shard, endpoint: EndpointSettings) -> str:
-    """
-    Why the delivering processes may skip events that these settings select; empty if one of them has the same filter,
-    or if none has published a filter. Raises redis.RedisError.
-    """
+    """Why the processes may skip events that these settings select; empty if one has this filter, or none has any."""
     living = read_filters(shard).by_endpoint.get(endpoint.name, {})
     if not living or FilterNote.of(endpoint).owner in living:
         return ""

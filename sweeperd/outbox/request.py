@@ -63,10 +63,7 @@ def single_request(message: Message, form: Format) -> WebhookRequest:
 
 
 def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
-    """
-    The request with one or more events, in the order of the stream, as a JSON array. The webhook id is a hash of the
-    event ids, so a retry of the same batch has the same id.
-    """
+    """The request with several events as a JSON array. A retry of the same batch has the same webhook id."""
     event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
     webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
     headers = _headers(messages[0].sequence, _CONTENT_TYPES[form, True])

@@ -115,10 +115,7 @@ class Outbox:
     def pending(
         self, group: str, previous: bytes | None = None, owner: bytes | None = None, idle_ms: int | None = None
     ) -> Operation[list[Pending]]:
-        """
-        A page of up to PAGE pending events after `previous`, in the order of their ids, of one owner or of all, idle
-        for at least `idle_ms`. A shorter page is the last.
-        """
+        """A page of up to PAGE pending events after `previous`, idle for `idle_ms`. A shorter page is the last."""
         first = FIRST if previous is None else after(previous)
         idle = () if idle_ms is None else ("IDLE", idle_ms)
         owners = () if owner is None else (owner,)
@@ -142,10 +139,7 @@ class Outbox:
 
     @operation
     def orphaned(self, subscription: Subscription, in_hand: Container[bytes], count: int) -> Operation[list[Pending]]:
-        """
-        Up to `count` events of dead processes, released events for this process, and events of this process that are
-        not `in_hand`. Reads one page for each owner.
-        """
+        """Up to `count` events of dead processes, released ones for this process, and its own but `in_hand`."""
         found: list[Pending] = []
         for owner in (yield from self._owners(subscription.group)):
             if is_waiting(owner) and not self.may_take(subscription, owner):
@@ -202,10 +196,7 @@ class Outbox:
 
     @operation
     def confirmed(self, group: str, entries: Sequence[OutboxEntry]) -> Operation[bool]:
-        """
-        Wait until the configured number of replicas has these events, and so their expiries. Returns whether they do;
-        True at once if no replicas are configured.
-        """
+        """Wait until enough replicas have these events, and so their expiries. Returns whether they do."""
         wanted = self._replication.replicas
         if not wanted or not (ids := [entry.id for entry in entries if entry.pairs]):
             return True
@@ -224,10 +215,7 @@ class Outbox:
 
     @operation
     def heartbeat(self, group: str, ids: Sequence[bytes]) -> Operation[None]:
-        """
-        Reset the idle time of these events, so that no other process claims them. Skips an event that was parked since,
-        or claimed by another process while this one was suspended.
-        """
+        """Reset the idle time of those events that this process still owns, so that no other process claims them."""
         yield from self._own(self._owning(group, self._consumer, self._consumer, ids, 0))
 
     @operation
@@ -371,10 +359,7 @@ class Outbox:
         deliveries: int | None = None,
         least_idle_ms: int = 0,
     ) -> Iterator[Call]:
-        """
-        The calls that change the owner of the events that `before` still owns. Each changes up to CLAIM_COUNT events,
-        because it blocks other clients.
-        """
+        """The calls that change the owner of the events that `before` still owns, up to CLAIM_COUNT events each."""
         how: list[Any] = [group, before, owner, least_idle_ms, idle_ms, "" if deliveries is None else deliveries]
         for part in batches(ids, CLAIM_COUNT):
             yield Call([self._key], [*how, *part])

@@ -25,10 +25,7 @@ class Selection(Protocol):
 
 
 class EventFilter:
-    """
-    Selects events by tenant, by type or category, and by scope. A category selects only expiries. Operational events
-    must be selected by type.
-    """
+    """Selects events by tenant, type, category and scope. Only a type selects operational events."""
 
     def __init__(self, endpoint: Selection) -> None:
         self.tenants = None if endpoint.tenants is None else {tenant.encode() for tenant in endpoint.tenants}
@@ -84,10 +81,7 @@ class Subscription:
         return (self.gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
 
     def takes(self, _stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
-        """
-        Whether the endpoint receives the event with this stream id and these fields. `by`: the filter of another
-        process instead of this one's.
-        """
+        """Whether the endpoint receives this event. `by`: the filter of another process instead of this one's."""
         if ONLY_FOR in fields:
             # The endpoint wanted this replayed event before. Dropping it now would lose it silently.
             return decode(fields[ONLY_FOR]) == self.group

@@ -68,10 +68,7 @@ def interruptible() -> dict[str, Any]:
 def connect(
     address: Address, url: str, key: bytes, options: Mapping[str, Any], on_connect: Callable[[Any], None]
 ) -> redis.Redis:
-    """
-    The client of a shard. `key` is any key of the shard, and selects the slot of a Cluster. `on_connect` replaces the
-    `on_connect` of each new connection, and must call it.
-    """
+    """The client of a shard, of which `key` is any key. `on_connect` replaces that of each connection and calls it."""
     ours: dict[str, Any] = {**options, "retry": Retry(NoBackoff(), 0), "redis_connect_func": on_connect}
     given = _given(address.options, options)
     kind = SSLConnection if address.tls else Connection
@@ -127,10 +124,7 @@ def _entered(connection: Any) -> Any:
 
 
 def _was_interrupted(connection: Any) -> bool:
-    """
-    Whether the use of the connection ended in an exception other than an error reply. Such a connection may have unread
-    replies, and the next command would take one of them for its own.
-    """
+    """Whether the use of the connection ended in an exception that is no reply: it may have unread replies."""
     before, connection.handled_before = getattr(connection, "handled_before", id(None)), id(None)
     error = sys.exc_info()[1]
     return id(error) != before and error is not None and not isinstance(error, redis.ResponseError)

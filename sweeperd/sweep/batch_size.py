@@ -30,10 +30,7 @@ HURRY, SEND_AHEAD = 0.5, 0.75
 
 
 class AdaptiveBatchSize:
-    """
-    From `smallest` to `largest` calls, so that a batch keeps Redis busy for up to `limit_micros`; `hurried` calls when
-    entries are overdue by `max_lag_ms`.
-    """
+    """Calls that take `limit_micros`, from `smallest` to `largest`; `hurried` when entries are late by `max_lag_ms`."""
 
     def __init__(
         self, smallest: int, largest: int, limit_micros: float, max_lag_ms: float = math.inf, hurried: int = 0
@@ -56,10 +53,7 @@ class AdaptiveBatchSize:
 
     @property
     def sends_alone(self) -> bool:
-        """
-        Whether Redis is so busy with other clients that the next batch waits for the reply to the last. Such a batch
-        measures no other client, so `_others` decays until a batch is sent ahead again.
-        """
+        """Whether Redis is so busy with others that each batch waits for its reply, until `_others` has decayed."""
         return self._others > BUSY and self._lateness < SEND_AHEAD
 
     def late_by(self, lag_ms: int) -> None:
@@ -67,10 +61,7 @@ class AdaptiveBatchSize:
         self._lateness = lag_ms / self._max_lag_ms
 
     def record(self, entries: int, micros: int, pause_micros: int | None) -> None:
-        """
-        Redis took `micros` for a batch, `pause_micros` (None if unknown) after the batch before. Times are ignored if
-        the clock was set in between.
-        """
+        """Redis took `micros` for a batch, `pause_micros` after the last; not used if the clock was set."""
         if micros <= 0 or entries <= 0:
             return
         if pause_micros is None or pause_micros < NO_PAUSE:

@@ -184,10 +184,7 @@ def _reasons(kind: KindSettings) -> dict[str, str]:
 
 
 def deciding(script: str, then: str, *, reads: bool = False) -> str:
-    """
-    The script with a `redis` that only records the writes, and the `reads` if wanted, followed by the Lua `then` with
-    `reply`, `writes` and `reads`.
-    """
+    """The script with a `redis` that records the writes, and `reads` if wanted, before the Lua `then` about `reply`."""
     # The code before the user's script is one line, so that errors name the lines of the user's file.
     lines = (line.strip() for line in own_text("include/recorder").splitlines())
     recorder = " ".join(line for line in lines if line and not line.startswith("--"))

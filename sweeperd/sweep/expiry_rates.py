@@ -38,10 +38,7 @@ class ExpiryRates:
         )
 
     def record(self, trace_id: str) -> int:
-        """
-        Add the counts of a tick to those in Redis, and return how many spikes began. If Redis refuses, the counts are
-        dropped with a warning. Raises RedisUnavailable.
-        """
+        """Add the counts of a tick to those in Redis. Returns how many spikes began. Raises RedisUnavailable."""
         counts, self._counts = list(self._counts.items()), Counter()
         with self._shard.reaching():
             return sum(self._add(part, trace_id) for part in batches(counts, BATCH))

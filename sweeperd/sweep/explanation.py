@@ -22,10 +22,7 @@ class CounterChange(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """
-    What a sweep would decide about an entry now. `writes`: its commands in order, with their arguments. `changes`: the
-    counters that these writes would change; see recorder.lua.
-    """
+    """What a sweep would decide now, the commands it would write, and the counters that these would change."""
 
     decision: Decision
     writes: tuple[tuple[bytes, ...], ...] = ()

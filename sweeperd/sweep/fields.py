@@ -8,10 +8,7 @@ from sweeperd.config.templates import Field, Word
 
 
 def json_fields(text: bytes) -> dict[bytes, bytes]:
-    """
-    The texts, numbers and booleans of a JSON object, those of its objects under paths such as `a.b`. Empty if the text
-    is not an object.
-    """
+    """The texts, numbers and booleans of a JSON object, nested ones as `a.b`; empty if the text is not an object."""
     try:
         document = json.loads(text, parse_float=str, parse_int=str)
     except (ValueError, RecursionError):

@@ -187,10 +187,7 @@ class GraceCache:
         return ranges[:count]
 
     def scan(self, until: int, position: Position, count: int) -> tuple[list[IndexEntry], bool]:
-        """
-        Up to `count` entries with a score up to `until`, each with the end of its grace if in grace, and whether they
-        are the last ones. If all are in grace, they become a range. Raises redis.RedisError.
-        """
+        """Up to `count` entries up to the score `until`, and whether they are the last. All in grace become a range."""
         bounded = self._bound is not None and float(self._bound) < until
         last: bytes | int = self._bound if bounded and self._bound is not None else until
         args: list[bytes | int] = [last, position.score, position.passed, count, *self._grace_scan.args]

@@ -90,10 +90,7 @@ def would_be(detail: str) -> tuple[Outcome, str]:
 
 @dataclass(frozen=True)
 class GraceScan:
-    """
-    A script that reads a page of the index and marks the entries in grace. It takes the four arguments of page.lua,
-    then `args`. See grace_scan.lua for its reply.
-    """
+    """A script that marks the entries of a page in grace; it takes the arguments of page.lua, then `args`."""
 
     script: Script
     args: Sequence[bytes | int]

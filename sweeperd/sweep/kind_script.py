@@ -284,10 +284,7 @@ def _script_body(kind: KindSettings) -> Iterable[str]:
 
 
 def _user_function(text: str, more_globals: Iterable[str]) -> str:
-    """
-    The user's file as the body of a function, where no local of the prelude exists and every global is shadowed. It
-    begins in the script's first line, so that errors name the lines of the file.
-    """
+    """The user's file as a function without the prelude's locals, in line 1, so that errors name the file's lines."""
     named = [name for name in BASIC_GLOBALS if _names(text, name)]
     basics = f"local {', '.join(named)} = {', '.join(named)}; " if named else ""
     return (

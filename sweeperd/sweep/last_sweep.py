@@ -75,10 +75,7 @@ class LastSweepStore:
         self._is_ours = False
 
     def note(self, report: SweepReport, *, woken: bool = False, proven: bool = True) -> bool:
-        """
-        A tick has ended. `proven`: whether the kind is, so that nothing is held. If Redis refuses the note, this is
-        logged once. Returns whether the tick was noted. Raises RedisUnavailable.
-        """
+        """A tick has ended. `proven`: nothing is held. Returns whether it was noted. Raises RedisUnavailable."""
         age, limit = time.monotonic() - self._noted_at, self._every if self._is_ours else 2 * self._every + NOTE_DELAY
         if not (report.changed or self._expired or (woken and report.candidates)) and age < limit:
             return False

@@ -72,10 +72,7 @@ class PreviewedEntry(Document):
 
 
 class PreviewedCounter(Document):
-    """
-    A counter that the expiries would change. Each entry is decided as if it were the next, so the sum may pass a limit
-    at which a sweep would quarantine the later entries.
-    """
+    """A counter that expiries would change; a sweep may quarantine entries once the sum passes a limit."""
 
     key: Text
     field: Text = Field(description="The field of the hash; empty if the key is a string.")
@@ -203,10 +200,7 @@ def counts_of(counts: Counter[Outcome]) -> dict[str, int]:
 
 
 def preview_due(shard: Shard, kind: Kind, page: int, progress: PreviewProgress = lambda *_: None) -> Preview:
-    """
-    What a sweep would do now with all due entries, read `page` ids at a time. Raises KindRefused if the kind would not
-    be swept, or redis.RedisError.
-    """
+    """What a sweep would do with all due entries, `page` ids at a time. Raises KindRefused, redis.RedisError."""
     kind.check(shard.client)
     until = shard.read_clock()
 
@@ -225,10 +219,7 @@ def preview_due(shard: Shard, kind: Kind, page: int, progress: PreviewProgress =
 
 
 def preview_sample(shard: Shard, kind: Kind, most: int) -> Preview:
-    """
-    What a sweep would do now with up to `most` entries, due or not, spread over the index, if the kind were proven.
-    Raises KindRefused if the kind would not be swept, or redis.RedisError.
-    """
+    """What a sweep would do with up to `most` entries, due or not. Raises KindRefused, redis.RedisError."""
     kind.check(shard.client)
     preview = Preview(kind)
     for explanation in _decided(shard, kind, sample(shard, kind, most), proven=False):

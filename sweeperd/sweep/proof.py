@@ -70,10 +70,7 @@ class Proof:
         self._refusal_logged = False
 
     def begin(self, *, whole: bool) -> Decision | None:
-        """
-        Begin a tick. A `whole` one, over the whole index, takes a sample. Returns a decision of the sample if it shows
-        that the kind's script is broken. Raises redis.RedisError.
-        """
+        """Begin a tick; a `whole` one takes a sample. Returns a decision that shows that the script is broken."""
         if self.proven:
             self._note()
         elif is_proven(self._shard, self._kind):

@@ -70,10 +70,7 @@ class SweepTelemetry:
         metrics.sweep.announce(shard, kind.name, list(Outcome), list(kind.reasons))
 
     def decided(self, decisions: Sequence[Decision], trace_id: str) -> None:
-        """
-        Count and log a batch. Ordinary decisions share log lines by outcome, because there are thousands a second after
-        an outage. A decision that needs an operator has its own line.
-        """
+        """Count and log a batch. Decisions that need an operator have a line each; thousands of others share lines."""
         self._count(decisions)
         self._note_unexpected(decisions)
         for decision in decisions:

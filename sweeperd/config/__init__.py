@@ -23,26 +23,3 @@ from sweeperd.config.webhooks import (
     Start,
     WebhooksSettings,
 )
-
-__all__ = [
-    "CONFIG_PLACES",
-    "DEFAULT_SHARD",
-    "DELIVERY_FAILED",
-    "EXPIRY_SPIKE",
-    "RELAY",
-    "WEBHOOK_DISABLED",
-    "WEBHOOK_FAILING",
-    "WEBHOOK_RECOVERED",
-    "CyclesSettings",
-    "EndpointSettings",
-    "Format",
-    "HttpSettings",
-    "RedisSettings",
-    "Settings",
-    "ShardSettings",
-    "Start",
-    "SweepSettings",
-    "WebhooksSettings",
-    "check_prefix",
-    "load",
-]

@@ -130,11 +130,7 @@ def _printed(words: list[str]) -> str:
     """Standard output. Standard error is dropped, because it may hold secrets."""
     try:
         process = subprocess.Popen(  # noqa: S603 - the operator's own command, without a shell
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{words[0]} cannot be run: {getattr(error, 'strerror', 'a NUL')}") from None

@@ -67,9 +67,7 @@ def _script_text(value: object, info: ValidationInfo) -> object:
 
 
 ScriptText = Annotated[
-    str | None,
-    BeforeValidator(_script_text),
-    *as_text("^file:.", lambda text: f"({len(text)} characters of Lua)"),
+    str | None, BeforeValidator(_script_text), *as_text("^file:.", lambda text: f"({len(text)} characters of Lua)")
 ]
 Name = Annotated[
     str, *matching(r"^[a-z][a-z0-9-]{0,63}$", "must be up to 64 lower-case letters, digits and `-`, a letter first")
@@ -291,16 +289,9 @@ def _problems(kind: KindSettings) -> Iterator[str]:
     """Settings that contradict each other, most important first."""
     yield from _form_problems(kind)
     yield from _script_problems(kind) if kind.script is not None else _declared_problems(kind)
-    named: dict[str, Iterable[str]] = {
-        "ended": kind.ended,
-        "over": kind.over,
-        "active": kind.active,
-        "unless": kind.unless_values,
-    }
-    for key, fields in {
-        "deadline": [kind.deadline or ""],
-        **{key: list(values) for key, values in named.items()},
-    }.items():
+    named: dict[str, Iterable[str]] = {"deadline": [kind.deadline or ""], "unless": kind.unless_values}
+    named |= {"ended": kind.ended, "over": kind.over, "active": kind.active}
+    for key, fields in named.items():
         if own := OWN_FIELDS.intersection(fields):
             yield f"{key}: {min(own)} is set by sweeperd itself"
     if kind.deadline in kind.ended:

@@ -67,15 +67,8 @@ def _sample(shard: Shard, settings: KindSettings, kind: Kind, entry: bytes, repl
         for name, *rest in (*writes, *reads):
             if name not in (b"PUBLISH", b"TIME"):
                 words.setdefault(rest[0], set()).update(rest[1:])
-    own = {
-        kind.entry_key(entry),
-        kind.index,
-        kind.quarantine,
-        kind.protected,
-        kind.notes,
-        kind.marks,
-        shard.keys.events,
-    }
+    own = {kind.entry_key(entry), kind.index, kind.quarantine, shard.keys.events}
+    own |= {key for key in (kind.protected, kind.notes, kind.marks) if key is not None}
     try:
         key = kind.entry_key(entry)
         fields = _fields(shard, kind, entry, words.get(key, set()))

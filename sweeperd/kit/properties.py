@@ -43,20 +43,8 @@ MAX_WAITS = 100
 SHIFTS = (0, 1_234_567)
 #: Texts to try in a string that should hold a JSON object, and in a field that should hold an array of objects.
 DOCUMENTS = (
-    *(
-        "",
-        "[]",
-        "null",
-        "{",
-        '{"a": 1} {',
-        "[{}]",
-        "7",
-        '{"a": 0x10}',
-        '{"a": 1',
-        '{"a":"\\ud800"}',
-        "\x00",
-        "{'a': 1}",
-    ),
+    *("", "[]", "null", "{", "[{}]", "7", "\x00", '{"a": 1} {', '{"a": 0x10}', '{"a": 1', "{'a': 1}"),
+    '{"a":"\\ud800"}',
     *('{"a":' * 2000, '{"a": "' + "v" * 70_000 + '"}'),
 )
 ARRAYS = ("[1]", "[null]", '["a"]', "[[]]", '{"a": 1}', "[{}]", "[{}", '[{"qty": -1}]', f"[{', '.join(['{}'] * 300)}]")

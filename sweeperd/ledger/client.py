@@ -62,9 +62,7 @@ def _as_method(call: Any, describe: Callable[..., Any]) -> Any:
     return call
 
 
-def _sent(
-    describe: Callable[Concatenate[Requests, P], Request[Answer]],
-) -> "Callable[Concatenate[Ledger, P], Answer]":
+def _sent(describe: Callable[Concatenate[Requests, P], Request[Answer]]) -> "Callable[Concatenate[Ledger, P], Answer]":
     """The operation as a method of Ledger."""
 
     def call(self: "Ledger", *args: P.args, **kwargs: P.kwargs) -> Answer:

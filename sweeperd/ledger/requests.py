@@ -171,13 +171,7 @@ class Requests:
         return Request("reserve", Call(keys, arguments), _json(lambda answer: answer.result(Reserved, amount=amount)))
 
     def commit(
-        self,
-        tenant: Name,
-        reservation_id: Name,
-        amount: int,
-        *,
-        unit: Name | None = None,
-        idempotency_key: Name,
+        self, tenant: Name, reservation_id: Name, amount: int, *, unit: Name | None = None, idempotency_key: Name
     ) -> Request[Committed]:
         """
         Charge the used amount and release the rest. Accepted until the end of the grace, even if a budget is frozen or

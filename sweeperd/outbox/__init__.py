@@ -12,35 +12,3 @@ from sweeperd.outbox.moments import correct_moments
 from sweeperd.outbox.request import EventEncoder, WebhookRequest, webhook_request
 from sweeperd.outbox.stream import PAGE, Outbox, Pending, Replication
 from sweeperd.outbox.subscription import EventFilter, Subscription
-
-__all__ = [
-    "PAGE",
-    "PARKED",
-    "PARKED_ALONE",
-    "Announcements",
-    "BacklogMemory",
-    "CircuitNote",
-    "CircuitState",
-    "CircuitStateStore",
-    "ConsumerGroups",
-    "DeliveryRate",
-    "EndpointState",
-    "EndpointStateStore",
-    "EventEncoder",
-    "EventFilter",
-    "Filters",
-    "GroupBacklog",
-    "Message",
-    "Outbox",
-    "OutboxEntry",
-    "Pending",
-    "Replication",
-    "Subscription",
-    "WebhookRequest",
-    "correct_moments",
-    "is_waiting",
-    "message",
-    "read_backlog",
-    "read_backlogs",
-    "webhook_request",
-]

@@ -161,9 +161,7 @@ def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> di
     )
 
 
-#: Builds the JSON object of an event from shard, event id, sequence and fields.
-_Builder = Callable[[str, str, str, Fields], dict[str, Any]]
-_BUILDERS: dict[Format, _Builder] = {"event": _event, "cloudevents": _cloud_event}
+_BUILDERS: dict[Format, Callable[..., dict[str, Any]]] = {"event": _event, "cloudevents": _cloud_event}
 
 
 def event_type(fields: Fields) -> str:

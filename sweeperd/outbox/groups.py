@@ -61,11 +61,7 @@ class ConsumerGroups:
     """The consumer groups of one shard's event stream. `remade`: counts recreated ones. Raises redis.RedisError."""
 
     def __init__(
-        self,
-        shard: Shard,
-        consumer: str,
-        remade: "Counter | None" = None,
-        timing: Timing = DEFAULT_TIMING,
+        self, shard: Shard, consumer: str, remade: "Counter | None" = None, timing: Timing = DEFAULT_TIMING
     ) -> None:
         self._shard = shard
         self._timing = timing

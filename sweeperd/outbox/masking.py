@@ -69,7 +69,7 @@ class Masker:
         spans = [match.span(1) for pattern in self._short for match in pattern.finditer(text)]
         for form in forms:
             if form in text:
-                spans += _found(form, text)
+                spans += [match.span(1) for match in re.finditer(f"(?=({re.escape(form)}))", text)]  # overlapping too
             if cut and (kept := _begun(form, text)):
                 spans.append((len(text) - kept, len(text)))
         return _without(text, spans) if spans else text
@@ -171,14 +171,6 @@ def _escaped(text: str) -> Iterator[str]:
             yield from (quoted, re.sub("%..", lambda escape: escape[0].lower(), quoted))
     for plain in (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]):
         yield from (plain, plain.replace("/", "\\/"), plain.translate(_GO))
-
-
-def _found(form: str, text: str) -> Iterator[tuple[int, int]]:
-    """All occurrences of a form, including overlapping ones."""
-    start = text.find(form)
-    while start >= 0:
-        yield start, start + len(form)
-        start = text.find(form, start + 1)
 
 
 def _begun(form: str, text: str) -> int:

@@ -2,5 +2,3 @@
 
 from sweeperd.store.keys import Keys
 from sweeperd.store.shard import Clock, Shard, open_shards
-
-__all__ = ["Clock", "Keys", "Shard", "open_shards"]

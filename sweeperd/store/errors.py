@@ -4,26 +4,17 @@ import re
 from typing import Any
 
 import redis
-from redis.exceptions import (
-    AuthorizationError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    NoPermissionError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    TryAgainError,
-)
+from redis import exceptions
 
 #: Errors about the server instead of the command.
 SERVER_TROUBLE = (
     redis.ConnectionError,
     redis.TimeoutError,
-    BusyLoadingError,
-    ClusterDownError,
-    MasterDownError,
-    ReadOnlyError,
-    TryAgainError,
+    exceptions.BusyLoadingError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.ReadOnlyError,
+    exceptions.TryAgainError,
 )
 #: The same for errors without a class in redis-py, and for a script's errors that the server wraps in another error.
 #: The server became a replica, lost its primary or too many replicas, gave the slot or a part of it to another node,
@@ -46,31 +37,31 @@ _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in scr
 #: Redis script, and for a script that checks its right.
 _UNKNOWN_TEXTS = ("nknown command", "nknown Redis command", "Invalid command passed to")
 #: The user lacks a right. Rights may depend on the key, so one refused entry says nothing about others.
-REFUSED = (AuthorizationError, NoPermissionError)
+REFUSED = (exceptions.AuthorizationError, exceptions.NoPermissionError)
+
+
+def _says(error: Any, *texts: str) -> bool:
+    return isinstance(error, redis.ResponseError) and any(text in str(error) for text in texts)
 
 
 def is_server_trouble(error: Any) -> bool:
     """Whether the error is about the server as a whole. Redis 6.2 wraps a script's errors: `ERR ... -READONLY`."""
-    return isinstance(error, SERVER_TROUBLE) or (
-        isinstance(error, redis.ResponseError) and any(code in str(error) for code in _TROUBLE_CODES)
-    )
+    return isinstance(error, SERVER_TROUBLE) or _says(error, *_TROUBLE_CODES)
 
 
 def is_demoted(error: Any) -> bool:
     """Whether the server was a primary and is now a replica."""
-    return isinstance(error, ReadOnlyError) or (isinstance(error, redis.ResponseError) and "READONLY" in str(error))
+    return isinstance(error, exceptions.ReadOnlyError) or _says(error, "READONLY")
 
 
 def is_refused(error: Any) -> bool:
     """Whether the user may not run the command, or the server doesn't have it. A script words both otherwise."""
-    return isinstance(error, REFUSED) or (
-        isinstance(error, redis.ResponseError) and any(text in str(error) for text in _REFUSED_TEXTS + _UNKNOWN_TEXTS)
-    )
+    return isinstance(error, REFUSED) or _says(error, *_REFUSED_TEXTS, *_UNKNOWN_TEXTS)
 
 
 def is_unknown_command(error: Any) -> bool:
     """Whether the server doesn't have the command, because it was renamed. Also counts as refused."""
-    return isinstance(error, redis.ResponseError) and any(text in str(error) for text in _UNKNOWN_TEXTS)
+    return _says(error, *_UNKNOWN_TEXTS)
 
 
 def is_script_fault(error: Any) -> bool:
@@ -80,7 +71,7 @@ def is_script_fault(error: Any) -> bool:
 
 def is_full(error: Any) -> bool:
     """Whether Redis refused the command because it is at maxmemory."""
-    return isinstance(error, OutOfMemoryError) or (isinstance(error, redis.ResponseError) and "OOM" in str(error))
+    return isinstance(error, exceptions.OutOfMemoryError) or _says(error, "OOM")
 
 
 def is_wrong_type(error: redis.ResponseError) -> bool:
@@ -95,7 +86,7 @@ def is_missing_key(error: redis.ResponseError) -> bool:
 
 def is_missing_group(error: BaseException) -> bool:
     """Whether the command was refused because the consumer group or the stream doesn't exist."""
-    return isinstance(error, redis.ResponseError) and "NOGROUP" in str(error)
+    return _says(error, "NOGROUP")
 
 
 def describe(error: BaseException) -> str:

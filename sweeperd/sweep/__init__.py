@@ -3,5 +3,3 @@
 from sweeperd.sweep.backlog import Backlog
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Decision, GraceScan, Kind, Labels, Outcome, SweepReport
-
-__all__ = ["Backlog", "Decision", "GraceScan", "Kind", "Labels", "Outcome", "SweepReport", "kinds_of"]

@@ -1,7 +1,8 @@
 """Reads the fields of an entry that is not a hash: a JSON object, or the member of the index itself."""
 
 import json
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from sweeperd.config.templates import Field, Word
@@ -35,28 +36,7 @@ def _bytes(text: str) -> bytes:
 
 def member_fields(parts: Word, member: bytes) -> dict[bytes, bytes]:
     """The parts of a member; empty if it does not fit the template."""
-    texts, names = _around(parts)
-    if not member.startswith(texts[0]) or len(member) < len(texts[0]) + len(texts[-1]):
-        return {}
-    rest, found = member[len(texts[0]) :], []
-    for text in texts[1:-1]:
-        part, sep, rest = rest.partition(text)
-        if not sep:
-            return {}
-        found.append(part)
-    if not rest.endswith(texts[-1]):
-        return {}
-    found.append(rest[: len(rest) - len(texts[-1])])
-    return dict(zip(names, found, strict=True))
-
-
-def _around(parts: Word) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """The texts before, between and after the parts, and the names of the parts."""
-    texts, names = [b""], list[bytes]()
-    for part in parts:
-        if isinstance(part, Field):
-            names.append(part.name.encode())
-            texts.append(b"")
-        else:
-            texts[-1] += part.encode()
-    return texts, names
+    pattern = b"".join(b"(.*?)" if isinstance(part, Field) else re.escape(part.encode()) for part in parts)
+    names = [part.name.encode() for part in parts if isinstance(part, Field)]
+    found = re.fullmatch(pattern, member, re.DOTALL)
+    return dict(zip(names, found.groups(), strict=True)) if found else {}

@@ -129,12 +129,7 @@ def kind_script(
 ) -> str:
     """`kinds`: all kinds, whose indexes and entries no plan may write. `more_globals`: others that the server has."""
     body = _script_body(kind) if kind.script is not None else _declared_body(kind)
-    lines = [
-        "-- @include kind_entry",
-        *_writable(kind, kinds, reservations),
-        _opened(kind),
-        *body,
-    ]
+    lines = ["-- @include kind_entry", *_writable(kind, kinds, reservations), _opened(kind), *body]
     prelude_and_body = expand("\n".join(line for line in lines if line) + "\n")
     return (
         prelude_and_body if kind.script is None else f"{_user_function(kind.script, more_globals)}\n{prelude_and_body}"

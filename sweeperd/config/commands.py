@@ -82,7 +82,6 @@ class Command:
             return True
 
     def accept(self) -> None:
-        """Redis accepted the secret."""
         self._after_refusal = False
 
     def _named(self, name: str) -> str:

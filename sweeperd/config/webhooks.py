@@ -204,7 +204,6 @@ class WebhooksSettings(Section):
 
     @property
     def longest_age(self) -> timedelta:
-        """The longest `max_age` of all endpoints."""
         return max([self.max_age, *(self.of(endpoint).max_age for endpoint in self.endpoints)])
 
     @model_validator(mode="after")

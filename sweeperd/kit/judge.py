@@ -91,7 +91,6 @@ class _Judgement:
 
     @property
     def _fields(self) -> dict[bytes, bytes]:
-        """The fields before the run."""
         return self.lab.fields(self.before, self._entry)
 
     def _in_time(self, value: Any) -> bool:
@@ -262,7 +261,6 @@ class _Judgement:
             yield f"{outcome} ({self.result.detail}), and the hash has a TTL"
 
     def _ended(self, fields: dict[bytes, bytes]) -> Iterator[str]:
-        """The hash of an expired entry."""
         retention = self.lab.retention
         if not retention:
             if self._key in self.after.contents:
@@ -369,7 +367,6 @@ class _Judgement:
 
 
 def _told(settings: KindSettings, fields: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    """The data of the event, by the settings."""
     told = {}
     for field in settings.event_fields:
         name = bare(field.name).encode()
@@ -480,7 +477,6 @@ def _readable(value: Any) -> Any:
 
 
 def load_and_judge(lab: Lab, sample: Sample, about: str) -> Failure | None:
-    """Load the sample, run, and judge."""
     lab.load(sample)
     return judge(lab, sample, about)
 

@@ -117,7 +117,6 @@ class Lab:
         self._messages.clear()
 
     def write(self, keys: dict[str, Content], client: Any = None) -> None:
-        """Replace these keys."""
         client = client or self.client
         for name, content in keys.items():
             ((type_, value),) = content.items()
@@ -125,7 +124,6 @@ class Lab:
             _WRITERS[type_](client, self.named(name), value)
 
     def named(self, key: str) -> bytes:
-        """The key in Redis."""
         return self.keys.prefix + key.encode("utf-8", "surrogateescape")
 
     def id(self, sample: Sample) -> bytes:
@@ -134,7 +132,6 @@ class Lab:
         return _bytes_of(member_of(self.settings, sample.hash) if member else sample.id)
 
     def entries(self, sample: Sample, more: int = 0) -> list[bytes]:
-        """The ids of the sample and its copies."""
         first = self.id(sample)
         return [first, *(first + f"-{number}".encode() for number in range(more))]
 
@@ -164,7 +161,6 @@ class Lab:
         return ms / self.kind.unit_ms
 
     def fields(self, snapshot: Snapshot, entry: bytes) -> dict[bytes, bytes]:
-        """The entry's fields."""
         if self.kind.form == "member":
             return member_fields(self.kind.parts, entry)
         if self.kind.form == "json":

@@ -70,19 +70,16 @@ class Sample:
 
 
 def due(sample: Sample, kind: KindSettings, ms: int) -> Sample:
-    """The sample with this deadline."""
     if kind.deadline is None:
         return replace(sample, due=ms)
     return sample.changed(kind.deadline, unit_text(kind, ms))
 
 
 def unit_text(kind: KindSettings, ms: int) -> str:
-    """A moment in the kind's unit."""
     return str(ms) if kind.unit_ms == 1 else f"{ms / kind.unit_ms:.3f}"
 
 
 def member_of(kind: KindSettings, fields: Mapping[str, str]) -> str:
-    """The member with these parts."""
     return "".join(fields.get(part.name, "") if isinstance(part, Field) else part for part in kind.parts)
 
 
@@ -253,7 +250,6 @@ def _found(keys: dict[str, Content], command: Command, fields: dict[str, str]) -
 
 
 def _written(keys: dict[str, Content], command: Command, fields: dict[str, str]) -> None:
-    """Apply the command."""
     key, words = filled(command.key, fields), [filled(word, fields) for word in command.words]
     amount = _amount(command, fields)
 

@@ -262,7 +262,6 @@ def _balance(unit: str, scope: str, *rest: Any) -> Balance:
 
 
 def text(raw: bytes) -> str:
-    """A name as text."""
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -37,7 +37,6 @@ class Announcements:
         return self._entry(DELIVERY_FAILED, endpoint, data)
 
     def disabled(self, endpoint: str, reason: str) -> Entry:
-        """For a paused endpoint."""
         data = {
             "subscription_id": endpoint,
             "tenant_id": NO_TENANT,
@@ -54,7 +53,6 @@ class Announcements:
         return bool(self._wanted & {WEBHOOK_FAILING, WEBHOOK_RECOVERED})
 
     def turned(self, endpoint: str, data: Mapping[str, Any], *, failing: bool) -> Entry:
-        """For an endpoint that fails, or has recovered."""
         return self._entry(WEBHOOK_FAILING if failing else WEBHOOK_RECOVERED, endpoint, {"endpoint": endpoint, **data})
 
     def _entry(self, name: str, endpoint: str, data: Mapping[str, Any]) -> Entry:

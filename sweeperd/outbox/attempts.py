@@ -45,7 +45,6 @@ class Attempt:
     webhook_id: str = ""
 
     def fields(self) -> dict[str, str | bytes | int]:
-        """The fields of the stream entry."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod

@@ -47,7 +47,6 @@ class CircuitState:
 
     @property
     def processes(self) -> int:
-        """The number of processes that deliver to the endpoint."""
         return len(self.notes)
 
     @property
@@ -62,12 +61,10 @@ class CircuitState:
 
     @property
     def open_on(self) -> int:
-        """The number of processes with an open circuit."""
         return sum(note.probe_at > 0 for note in self.notes)
 
     @property
     def open(self) -> bool:
-        """Whether any process has an open circuit."""
         return self.open_on > 0
 
     @property

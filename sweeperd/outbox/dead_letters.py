@@ -44,7 +44,6 @@ class DeadLetter:
 
     @property
     def order(self) -> StreamId:
-        """A sort key by time."""
         return StreamId.parse(self.id)
 
 
@@ -56,7 +55,6 @@ class DeadLetterFilter:
     tenant: str | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        """Whether the letter is selected."""
         of_tenant = self.tenant is None or is_meant(self.tenant, letter.tenant)
         return of_tenant and self.endpoint in (None, letter.endpoint)
 
@@ -118,11 +116,9 @@ class LetterCounts:
 
     @property
     def complete(self) -> bool:
-        """Whether all are counted."""
         return self.total <= self.by_endpoint.total()
 
     def read(self, shard: Shard) -> "LetterCounts":
-        """Raises redis.RedisError."""
         info = streams.info(shard.client, shard.keys.dead_letters)
         present = (info["length"], info["last-generated-id"]) if info else (0, b"")
         if present != self._counted:

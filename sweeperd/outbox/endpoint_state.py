@@ -32,7 +32,6 @@ class EndpointState(Note):
         return self.paused_at is not None
 
     def resting(self, now_ms: int) -> bool:
-        """Whether the endpoint is paused or muted now."""
         return self.paused or self.muted_until > now_ms
 
 
@@ -48,7 +47,6 @@ class EndpointStateStore:
         self._clock = shard.clock
 
     def read(self, endpoint: str) -> EndpointState:
-        """Raises redis.RedisError."""
         return self.parse(cast(bytes | None, self._client.hget(self._key, endpoint)))
 
     def read_all(self) -> dict[str, EndpointState]:

@@ -55,7 +55,6 @@ class OutboxEntry(NamedTuple):
 
     @classmethod
     def of(cls, entry: bytes, deliveries: int, fields: Fields, alone: bool = False) -> "OutboxEntry":
-        """Build an entry from its fields."""
         pairs = [part for pair in fields.items() for part in pair]
         return cls(entry, deliveries, pairs, alone, len(b"".join(pairs)))
 
@@ -72,7 +71,6 @@ class OutboxEntry(NamedTuple):
 
     @property
     def added_ms(self) -> int:
-        """When the event was added, ms on Redis's clock."""
         return milliseconds(self.id)
 
     @property
@@ -165,7 +163,6 @@ _BUILDERS: dict[Format, Callable[..., dict[str, Any]]] = {"event": _event, "clou
 
 
 def event_type(fields: Fields) -> str:
-    """The type of an event."""
     return _text(fields, b"type") or EVENT_TYPE
 
 

@@ -117,7 +117,6 @@ class LivingFilters:
 
 
 def read_filters(shard: Shard) -> LivingFilters:
-    """Raises redis.RedisError."""
     return LivingFilters.parse(cast(dict[bytes, bytes], shard.client.hgetall(shard.keys.filters)))
 
 
@@ -174,7 +173,6 @@ class Filters:
 
     @property
     def known(self) -> LivingFilters:
-        """The filters as last read."""
         return self._known
 
     def others(self, endpoint: str) -> dict[bytes, EventFilter]:

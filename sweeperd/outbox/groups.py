@@ -123,7 +123,6 @@ class ConsumerGroups:
         self._seen |= before._seen.intersection(groups)
 
     def forget(self, group: str) -> None:
-        """Forget a group that is no longer needed."""
         self.positions.pop(group, None)
         self._seen.discard(group)
 

@@ -116,17 +116,14 @@ class ReplayNote(Note):
 
     @property
     def group(self) -> str:
-        """The name of the consumer group."""
         return replay_group(self.endpoint)
 
     @property
     def span(self) -> ReplaySpan:
-        """Which events the replay selects."""
         return ReplaySpan(self.since_ms, self.until_ms, self.tenant, self.event_type)
 
     @property
     def start(self) -> StreamId:
-        """The position at which the group starts."""
         return StreamId.parse(self.first).before
 
     def left(self, position: StreamId) -> int:
@@ -196,7 +193,6 @@ class ReplaySubscription(Subscription):
         self.gets_all, self.selects = False, None  # the span selects each event
 
     def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
-        """Whether the replay includes this event."""
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
         return in_span and not self.is_subject(fields) and (by or self._filter).matches(fields)
 
@@ -223,7 +219,6 @@ class ReplayStore:
         self._cancel = Script("delivery/cancel_replay")
 
     def read(self, endpoint: str) -> ReplayNote | None:
-        """The running replay to this endpoint."""
         found = self._client.hget(self._keys[1].decode(), replay_group(endpoint))
         return ReplayNote.parse(found) if isinstance(found, bytes) else None
 
@@ -260,7 +255,6 @@ class ReplayStore:
         return None if info is None else StreamId.parse(info["last-delivered-id"])
 
     def exhausted(self, note: ReplayNote) -> bool:
-        """Whether the group has read all events."""
         position = self.position(note)
         return position is not None and self._has_read_all(note, position)
 

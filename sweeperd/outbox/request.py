@@ -34,12 +34,10 @@ class WebhookRequest:
 
     @property
     def trace_id(self) -> str:
-        """The trace id of the first event."""
         return self.trace_ids[0]
 
     @property
     def events(self) -> int:
-        """The number of events in the request."""
         return len(self.trace_ids)
 
 
@@ -103,7 +101,6 @@ class EventEncoder:
         return webhook_request(messages, self._form, batches=self._batches)
 
     def __call__(self, entry: OutboxEntry) -> Message:
-        """Encode one entry."""
         sequence = self._sequence(entry.id) if self._numbered else ""
         fields = entry.fields
         if not self._balances:

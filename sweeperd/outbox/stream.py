@@ -41,12 +41,10 @@ class Pending:
 
     @classmethod
     def of(cls, row: Mapping[str, Any]) -> "Pending":
-        """From a row of XPENDING."""
         return cls(row["message_id"], row["consumer"], row["time_since_delivered"], row["times_delivered"])
 
     @property
     def added_ms(self) -> int:
-        """When the event was added, ms on Redis's clock."""
         return milliseconds(self.id)
 
 
@@ -93,7 +91,6 @@ class Outbox:
 
     @operation
     def read(self, group: str, count: int) -> Operation[list[OutboxEntry]]:
-        """Read new events."""
         entries: list[OutboxEntry] = yield from ask(
             "XREADGROUP", "GROUP", group, self.consumer, "COUNT", count, "STREAMS", self._key, ">"
         )

@@ -35,7 +35,6 @@ class EventFilter:
         self.open = endpoint.tenants is None and endpoint.events is None and endpoint.scopes is None
 
     def matches(self, fields: Fields) -> bool:
-        """Whether an event with these fields is selected."""
         return (
             (self.tenants is None or fields.get(b"tenant", b"") in self.tenants)
             and self._wants_type(fields)
@@ -77,7 +76,6 @@ class Subscription:
             self.selects = None
 
     def wants(self, entry: OutboxEntry) -> bool:
-        """Whether the endpoint receives this event."""
         return (self.gets_all and entry.is_plain_expiry) or self.takes(entry.id, entry.fields)
 
     def takes(self, _stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:

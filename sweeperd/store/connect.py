@@ -152,7 +152,6 @@ class _Interruptible:
         return _entered(connection)
 
     def release(self, connection: Any) -> None:
-        """Take a connection back."""
         if _was_interrupted(connection):
             connection.disconnect()
         super().release(connection)  # type: ignore[misc]
@@ -174,7 +173,6 @@ class _AsyncInterruptible:
         return _entered(connection)
 
     async def release(self, connection: Any) -> None:
-        """Take a connection back."""
         if _was_interrupted(connection):
             await connection.disconnect(nowait=True)
         await super().release(connection)  # type: ignore[misc]
@@ -223,7 +221,6 @@ class _Search:
 
 class _Sentinels(_Search, Sentinel):
     def discover_master(self, service_name: str) -> tuple[str, int]:
-        """The primary. Raises redis.ConnectionError."""
         try:
             self._search(service_name).send(None)  # runs to its end, because blocking clients never suspend it
         except StopIteration as found:
@@ -234,7 +231,6 @@ class _Sentinels(_Search, Sentinel):
 
 class _AsyncSentinels(_Search, redis.asyncio.sentinel.Sentinel):
     async def discover_master(self, service_name: str) -> tuple[str, int]:
-        """The primary. Raises redis.ConnectionError."""
         return await self._search(service_name)
 
 
@@ -262,7 +258,6 @@ class SlotOwner:
         return known or self._ask(nodes)
 
     def moved(self, error: MovedError, asked: Node) -> None:
-        """Adopt the owner that a node has named."""
         with self._lock:
             # Without a host the error means the queried node.
             self._owner = (error.host or asked[0], error.port)
@@ -336,7 +331,6 @@ class ClusterClient(redis.Redis):
 
     @classmethod
     def at(cls, slot: SlotOwner) -> "ClusterClient":
-        """The client for this slot."""
         to_owner: Any = type("ConnectionToOwner", (_ToOwner, slot.connection_class), {})
         client = cls.from_pool(_Pool(connection_class=to_owner, slot=slot, **slot.options))
         assert isinstance(client, ClusterClient)  # noqa: S101 - for the type checker
@@ -350,7 +344,6 @@ class ClusterClient(redis.Redis):
         return ClusterPipeline(self, shard_hint)
 
     def execute_command(self, *args: Any, **options: Any) -> Any:
-        """Run one command on the slot's node."""
         pipeline = self.pipeline(transaction=False)
         pipeline.pipeline_execute_command(*args, **options)
         reply = pipeline.execute(raise_on_error=False)[0]

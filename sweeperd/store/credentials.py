@@ -43,7 +43,6 @@ class Credentials(redis.CredentialProvider):
             raise redis.ConnectionError(f"there are no credentials: {error}") from None
 
     async def get_credentials_async(self) -> Any:
-        """The same for asyncio."""
         return await asyncio.to_thread(self.get_credentials)
 
     def differ(self, login: Login) -> bool:
@@ -53,7 +52,6 @@ class Credentials(redis.CredentialProvider):
         return False
 
     def accept(self) -> None:
-        """Redis accepted what is known."""
         for found in self._commands.values():
             found.accept()
 

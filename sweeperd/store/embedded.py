@@ -42,7 +42,6 @@ class Binary:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The version, for comparison."""
         return tuple(int(part) for part in self.version.split("."))
 
     def __str__(self) -> str:
@@ -160,7 +159,6 @@ class Server:
             self._process = None
 
     def close(self) -> None:
-        """Kill the process and remove the directory."""
         self.kill()
         self._directory.cleanup()
 

@@ -75,17 +75,14 @@ def is_full(error: Any) -> bool:
 
 
 def is_wrong_type(error: redis.ResponseError) -> bool:
-    """Whether the command was refused because the key has another type."""
     return "WRONGTYPE" in str(error)
 
 
 def is_missing_key(error: redis.ResponseError) -> bool:
-    """Whether the command was refused because the key doesn't exist."""
     return "no such key" in str(error)
 
 
 def is_missing_group(error: BaseException) -> bool:
-    """Whether the command was refused because the consumer group or the stream doesn't exist."""
     return _says(error, "NOGROUP")
 
 

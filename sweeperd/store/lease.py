@@ -156,7 +156,6 @@ class Lease:
                 self.release()
 
     def is_of_another(self, token: bytes | None) -> bool:
-        """Whether this value of the key is another process's."""
         return token is not None and token != self._token.encode()
 
     def leave_to_lapse(self) -> None:
@@ -199,7 +198,6 @@ class Lease:
         return bool(self._release.run(self._client, Call([self._key], [self._token])))
 
     def _end(self, renewals: threading.Thread, lost: threading.Event, ended: threading.Event) -> None:
-        """The job has ended."""
         ended.set()
         renewals.join(LAST_RENEWAL)
         self._left = self._left and not lost.is_set()

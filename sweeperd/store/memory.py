@@ -30,7 +30,6 @@ class MemoryUse:
         return self.used * 100 // self.limit if self.limit else None
 
     def exceeds(self, percent: int) -> bool:
-        """Whether more than this share of maxmemory is used."""
         return self.limit is not None and self.used * 100 > percent * self.limit
 
 

@@ -29,7 +29,6 @@ class Request(NamedTuple):
 
     @classmethod
     def of(cls, script: Script, call: Call) -> "Request":
-        """The run of a script, by its SHA1."""
         return cls(("EVALSHA", script.sha, len(call.keys), *call.keys, *call.args), {}, script, call)
 
 

@@ -100,7 +100,6 @@ class Script:
 
     @functools.cached_property
     def source(self) -> str:
-        """The text that the server runs."""
         if self._text is None:
             return source(self.name)
         return self._text if isinstance(self._text, str) else self._text()

@@ -189,7 +189,6 @@ class Shard:
             self.client.connection_pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
-        """Close every connection."""
         for client in (self.client, *sentinels_of(self.client)):
             client.close()
 

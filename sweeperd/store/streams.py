@@ -59,7 +59,6 @@ START = StreamId(0)
 
 
 def milliseconds(entry: bytes | str) -> int:
-    """When an entry was added, ms on Redis's clock."""
     return StreamId.parse(entry).milliseconds
 
 

@@ -54,7 +54,6 @@ def far_from(kind: Kind, now: int) -> str:
 
 
 def read_far_ahead(shard: Shard, kind: Kind) -> FarAhead:
-    """Raises redis.RedisError."""
     now = shard.read_clock()
     pipeline = shard.client.pipeline(transaction=False)
     pipeline.zcount(kind.index, far_from(kind, now), "+inf")

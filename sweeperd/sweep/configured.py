@@ -61,7 +61,6 @@ _ARGUMENTS = {name: words for name, *words in map(str.split, _FORMS.split("/"))}
 
 
 def kind_names(settings: Settings) -> list[str]:
-    """The names of all kinds that are swept."""
     return [*([RESERVATIONS] if settings.reservations.enabled else []), *(kind.name for kind in settings.kinds)]
 
 

@@ -32,7 +32,6 @@ class ExpiryRates:
         self._counts: Counter[bytes] = Counter()
 
     def decided(self, decisions: Sequence[Decision]) -> None:
-        """Count a batch of decisions."""
         self._counts.update(
             decision.tenant for decision in decisions if decision.outcome is Outcome.EXPIRED and decision.tenant
         )

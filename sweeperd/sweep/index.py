@@ -50,7 +50,6 @@ class IndexEntry(NamedTuple):
 
     @property
     def in_grace(self) -> bool:
-        """Whether a grace scan found the entry in grace."""
         return self.grace_end_ms > 0
 
 
@@ -71,7 +70,6 @@ class Position:
         return Position(score, passed)
 
     def precedes(self, other: "Position") -> bool:
-        """Whether this position comes before the other one."""
         return (float(self.score), self.passed) < (float(other.score), other.passed)
 
 
@@ -111,7 +109,6 @@ class Cursor:
         self._first_end = min(self._first_end, grace_end_ms)
 
     def stop(self, position: Position) -> None:
-        """The tick was cut short at this place."""
         if not self._on_second:
             self._main = position
         elif position.precedes(self._main):
@@ -120,7 +117,6 @@ class Cursor:
             self._main, self._second = position, None
 
     def finish(self) -> None:
-        """The tick reached the end of the index."""
         self._main = START
 
 
@@ -365,7 +361,6 @@ class IndexReader:
         return IndexPage(entries)
 
     def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
-        """The next entries of the page were decided."""
         stays = [decision.outcome.stays for decision in decisions]
         self._position = self._position.after(zip(entries, stays, strict=True))
         for entry, decision in zip(entries, decisions, strict=True):
@@ -414,7 +409,6 @@ class WokenReader:
         ]
 
     def next(self, _batch_size: int) -> IndexPage:
-        """The next page. Raises redis.RedisError."""
         page, self._page = self._page, None
         if page is None:
             page = self._pages.read(functools.partial(self._read_page, self.until_ms, self._position))
@@ -423,7 +417,6 @@ class WokenReader:
         return IndexPage([*in_front, *page])
 
     def advance(self, entries: Sequence[IndexEntry], decisions: Sequence[Decision]) -> None:
-        """The next entries of the page were decided."""
         stays = [decision.outcome.stays for decision in decisions]
         self._position = self._position.after(zip(entries, stays, strict=True))
         for entry, decision in zip(entries, decisions, strict=True):

@@ -203,11 +203,9 @@ class Kind:
         return self.index if self.form == "member" else self.stem + entry + self.end
 
     def score_of(self, ms: float) -> str:
-        """The score of a moment, ms, for ranges of the index."""
         return str(ms) if self.unit_ms == 1 else repr(ms / self.unit_ms)
 
     def moment_of(self, score: bytes | float) -> float:
-        """The moment of a score of the index, ms."""
         return float(score) * self.unit_ms
 
     def reason_command(self, entry: bytes, *fields: str) -> tuple[str | bytes, ...]:
@@ -248,7 +246,6 @@ class SweepReport:
 
     @property
     def candidates(self) -> int:
-        """How many entries were decided."""
         return sum(self.counts.values())
 
     @property

@@ -77,7 +77,6 @@ class Row:
 
     @property
     def due(self) -> str:
-        """The text of the deadline."""
         return "due" if self._kind.deadline is None else self[self._kind.deadline]
 
     def read(self) -> Iterable[str]:
@@ -152,7 +151,6 @@ def json_deadline(field: str) -> str:
 
 
 def lua_key(kind: KindSettings, name: str) -> str:
-    """One of these keys as Lua."""
     place = more_keys(kind).get(name)
     return "nil" if place is None else f"KEYS[{place}]"
 
@@ -498,7 +496,6 @@ def quick_plan(commands: Sequence[Command], row: Row, event_bytes: str) -> Itera
 
 
 def _quick_key(place: int, commands: Sequence[Command], numbers: Mapping[Field, str], row: Row) -> Iterator[str]:
-    """The sums of one key."""
     name, key, values = f"name_{place}", f"key_{place}", f"values_{place}"
     fields = ", ".join(_filled(command.words[0], row) for command in commands)
     yield f"local {name} = {_filled(commands[0].key, row)}\nlocal {key} = ARGV[2] .. {name}"

@@ -31,7 +31,6 @@ class MemoryBrake:
         self.because = ""
 
     def begin(self) -> None:
-        """Begin a tick."""
         self._taken.clear()
         self.because = ""
 

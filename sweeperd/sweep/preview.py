@@ -195,7 +195,6 @@ def _name(outcome: Outcome) -> str:
 
 
 def counts_of(counts: Counter[Outcome]) -> dict[str, int]:
-    """The fields of PreviewCounts."""
     return {"candidates": counts.total(), **{_name(outcome): counts[outcome] for outcome in Outcome}}
 
 

@@ -55,7 +55,6 @@ def may_be_trusted(shard: Shard, kind: Kind) -> bool:
 
 
 def prove(shard: Shard, kind: Kind) -> None:
-    """Note that the kind is proven. Raises redis.RedisError."""
     shard.client.hset(shard.keys.proofs, kind.proof.decode(), str(shard.clock.now_ms()))
 
 

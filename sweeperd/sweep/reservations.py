@@ -37,7 +37,6 @@ _RIGHTS = Script("sweep/rights")
 
 
 def kind_of_event(fields: Mapping[bytes, bytes]) -> str:
-    """The kind of the entry in an event of the stream."""
     return decode(fields.get(b"kind", RESERVATIONS.encode()))
 
 

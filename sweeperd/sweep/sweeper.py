@@ -77,7 +77,6 @@ class _Tick:
 
     @property
     def duration(self) -> float:
-        """Seconds since the tick began."""
         return time.monotonic() - self.started
 
 

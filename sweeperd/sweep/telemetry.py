@@ -135,7 +135,6 @@ class SweepTelemetry:
             self._defers = count > 0
 
     def paged(self) -> None:
-        """A page of a tick was decided."""
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def begun(self) -> None:
@@ -182,31 +181,26 @@ class SweepTelemetry:
         self._ticks, self._seconds, self._counts = 0, 0.0, Counter()
 
     def stood_by(self) -> None:
-        """Another replica holds the lease."""
         self.summarize()
         self._recovered()
         self._count_run("standby")
         self._metrics.redis_up.labels(self._shard).set(1)
 
     def spiked(self, tenants: int) -> None:
-        """This many tenants expire faster than usual."""
         self._metrics.expiry_spikes.labels(self._shard, self._kind.name).inc(tenants)
         log.warning("expiries of tenants rose above their usual rate", extra={"shard": self._shard, "tenants": tenants})
 
     def lost_lease(self) -> None:
-        """The lease was lost during the sweep."""
         self._metrics.leases_lost.labels(self._shard, self._kind.name).inc()
         log.warning("the lease was lost during a sweep; no reservation was", extra=self._about)
 
     def failed(self, *, redis_down: bool) -> None:
-        """A tick raised an error."""
         self.flush()
         self._count_run("error")
         if redis_down:
             self._metrics.redis_up.labels(self._shard).set(0)
 
     def set_backlog(self, backlog: Backlog) -> None:
-        """Set the gauges."""
         metrics = self._metrics
         gauges = {
             metrics.alive_entries: backlog.alive,

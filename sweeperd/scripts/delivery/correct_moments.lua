@@ -6,12 +6,12 @@
 -- KEYS[3] -> sweeperd:circuits   HASH  endpoint@process -> note, JSON: `at`, `delivered_at`; endpoint -> ms
 -- KEYS[4] -> sweeperd:processes  HASH  daemon -> note, JSON: `at`
 -- ARGV[1] -> how far in the future a time may lie, ms: processes read the clock occasionally and extrapolate
---
 -- Returns how far the clock is behind the stream's last id or the latest note, ms; 0 or less if it isn't behind.
 
 -- @include clock
 -- @include last_id
 -- @include rights
+-- @include trial
 
 local latest = clock.now + ARGV[1]
 local behind = -math.huge

@@ -2,16 +2,13 @@
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  the letters: event, endpoint, reason, attempts, the event's fields
---
--- ARGV[1] -> the consumer group
--- ARGV[2] -> why
+-- ARGV[1] -> the consumer group;  ARGV[2] -> why
 -- ARGV[3] -> the endpoint: the group's name, except in a replay
 -- ARGV[4..] -> for each event:
 --   the stream id
 --   how many times the event was delivered to a consumer
 --   the owner that the event must have; empty for any
 --   the number of arguments that follow: the fields of an event about this, name and value in turn; 0 for no event
---
 -- Returns the ids of the dead-lettered events. An event is left out if it is no longer pending or has another owner,
 -- because another replica has taken, parked or settled it.
 --
@@ -19,6 +16,7 @@
 
 -- @include last_id
 -- @include rights
+-- @include trial
 
 local LAST_MS = '18446744073709551615-' -- the greatest first half of an id
 local MOST = 7000 -- Lua passes up to 8,000 arguments, and an event from another writer may have more

@@ -18,10 +18,8 @@
 -- If such an owner is gone, the group reads again from the noted position: some events are delivered twice, none is
 -- lost.
 --
--- A position beyond the stream's last id belongs to another stream. The old stream was lost, or replaced by an older
--- copy, perhaps with a slow clock. At that position the group would skip new events, so it begins that far back.
---
--- XGROUP makes the first change, so only HSET needs a separate check.
+-- A position beyond the stream's last id belongs to a stream that was lost, or replaced by an older copy. There the
+-- group would skip new events, so it begins that far back. XGROUP makes the first change, so only HSET needs a check.
 
 -- @include clock
 -- @include groups

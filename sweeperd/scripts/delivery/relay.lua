@@ -2,8 +2,8 @@
 -- pending delivery for the dispatcher. The script is idempotent: an existing record stays, because its delivery may
 -- have been sent already.
 --
--- Events that share tenant, subscriptions and the tail of the deliveries' JSON form a group. If the index of a tenant
--- or of a subscription has the wrong type, only the events of that index fail.
+-- Events that share tenant, subscriptions and the tail of the deliveries' JSON form a group. An index of the wrong type
+-- fails only its own events.
 --
 -- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
 -- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher pops from the right
@@ -14,7 +14,6 @@
 --   and for each event:
 --     event:<event id>              STRING  the event, JSON
 --     delivery:<delivery id>        STRING  a delivery, JSON; one key for each subscription
---
 -- ARGV[1] -> length of `event:` with the prefix;  ARGV[2] -> length of `delivery:` with the prefix
 -- ARGV[3] -> lifetime of an event, seconds;  ARGV[4] -> lifetime of a delivery, seconds;  ARGV[5] -> now, ms
 -- ARGV[6] -> the back-pressure limit: how many deliveries may be pending, 0 for no limit
@@ -28,10 +27,9 @@
 --   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
--- Back-pressure: an event whose deliveries do not fit waits, and all later ones with deliveries do; nothing is written
--- for them. So many fit as the dispatcher takes in ARGV[8], up to the limit, less those that are pending, of whomever.
--- What the dispatcher takes is counted at the right end, so what others push to the left end (new work, a retry, the
--- recovery after a crash) does not count. The notes:
+-- Back-pressure: an event whose deliveries do not fit waits, and so do all later ones with deliveries. So many fit as
+-- the dispatcher takes in ARGV[8], up to the limit, less those that are pending. What it takes is counted at the right
+-- end, because others push to the left end. The notes:
 --
 --   `last`, `since`     the delivery at the right end, and since when, ms
 --   `waiting`           since when events wait, ms, or empty
@@ -40,21 +38,19 @@
 --   `emptied`           1: the dispatcher may have had nothing to take meanwhile
 --   `admit`             how many may be pending
 --
--- Of n takings in a time, all but the last are finished, and at most one more is under way. That bounds the rate from
--- below and, while the list was never empty, from above; `admit` is kept within. It grows when the list was found empty
--- or ARGV[8] is over, because receivers differ, and a quick moment says little. It is doubled at most, and then the
--- count begins anew, because many idle dispatchers take many deliveries at once, and may still be slow.
+-- Of n takings in a time, all but the last are finished, and one more may be under way. That bounds the rate from below
+-- and, while the list was never empty, from above; `admit` is kept within. It grows only when the list was found empty
+-- or ARGV[8] is over, because receivers differ. It is doubled at most, and then the count begins anew, because many
+-- idle dispatchers take many deliveries at once, and may still be slow.
 --
 -- The limit applies only while the dispatcher is alive: the right end has changed within STILL, or the lock is held and
 -- will end. A replica that dies with the lock stops the others for as long.
---
 -- Returns how many deliveries were created; when the script began, seconds and microseconds; for each failed event its
 -- number, from 1, and why; and the number of each waiting event.
 --
--- The first write, LPUSH or else SET, needs memory: at maxmemory Redis refuses it while nothing has changed. Nothing
--- can fail after it, because the rights and the types of all other keys are already checked. LPUSH has no form that
--- changes nothing, so the write itself checks its right. SET is checked for one event and one delivery: their ids are
--- hashes, so no ACL key pattern can tell them apart.
+-- The first write, LPUSH or else SET, needs memory: at maxmemory Redis refuses it while nothing has changed. LPUSH has
+-- no form that changes nothing, so the write itself checks its right. SET is checked for one event and one delivery:
+-- their ids are hashes, so no ACL key pattern can tell them apart.
 
 -- @include rights
 

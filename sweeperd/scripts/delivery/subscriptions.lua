@@ -2,9 +2,7 @@
 --
 -- KEYS[1], ... -> webhooks:<tenant>     SET     ids of subscriptions
 -- also read -> webhook:<id>             STRING  a subscription, JSON; the ids come from the sets
---
 -- ARGV[1] -> `webhook:` with the prefix of the keys
---
 -- Returns the ids of each set, or the error as text if the key has the wrong type. Then comes an array with each id,
 -- once, followed by its record: a text, nil if it doesn't exist, or an array with the error if the key has the wrong
 -- type.

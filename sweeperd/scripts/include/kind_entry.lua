@@ -1,18 +1,15 @@
--- Reads one entry of a kind and writes its outcome. The first write is always a ZREM because it needs no memory: at
--- maxmemory Redis accepts it, and then the writes that follow.
+-- Reads one entry of a kind and writes its outcome. The first write is always a ZREM, for maxmemory (rights.lua).
 
 -- @include clock
 -- @include kind_rights
 -- @include permission
 
-local entry
+local entry = {}
 do
   local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
   local lacks = lacks_right
-  -- 3 March 1973 in ms. An earlier deadline is in seconds, and would expire at once.
-  local EARLIEST = 100000000000
-  -- The year 5138 in ms. A later deadline in seconds is in ms.
-  local LATEST = 100000000000000
+  -- 1973 and 5138 in ms: an earlier deadline is in seconds, and would expire at once; a later one in seconds is in ms.
+  local EARLIEST, LATEST = 100000000000, 100000000000000
   local key, index, events, quarantine, guarded, notes, marks, id, tenant
   -- How many ms a unit of scores and deadlines is.
   local unit
@@ -29,7 +26,7 @@ do
   --   guarded  ZSET  the protected entries
   --   notes    HASH  id -> the deadline and the score that stands for it, of an entry whose score a script has set
   --   marks    HASH  id -> why it is in quarantine, of a kind whose entries are not hashes
-  local function open(keys, entry_id, absent, proven, unit_ms, guarded_key, notes_key, marks_key)
+  function entry.open(keys, entry_id, absent, proven, unit_ms, guarded_key, notes_key, marks_key)
     key, index, events, quarantine = keys[1], keys[2], keys[3], keys[4]
     guarded, notes, marks = guarded_key, notes_key, marks_key
     id, tenant, unproven, unit = entry_id, '', proven ~= '1', unit_ms
@@ -40,7 +37,7 @@ do
   -- Reads the deadline from the index. A note counts only while the index has the score of the note: any other score is
   -- the service's renewal. Returns the deadline as text; nil if the entry is not in the index. In a dry run, which has
   -- no trace id, a quarantined entry has its noted deadline.
-  local function indexed(trace_id)
+  function entry.indexed(trace_id)
     noted, score = call('HGET', notes, id), call('ZSCORE', index, id)
     local deadline, set
     if noted then
@@ -55,7 +52,7 @@ do
   end
 
   -- The score of a time in ms, as text.
-  local function score_of(ms)
+  function entry.score_of(ms)
     return unit == 1 and format('%.0f', ms) or format('%.3f', ms / unit)
   end
 
@@ -81,12 +78,12 @@ do
   end
 
   -- Sets the entry's tenant, for the reply and the event.
-  local function belongs_to(name)
+  function entry.belongs_to(name)
     tenant = name or ''
   end
 
   -- Quarantines the entry: removes it from the index and marks it. Returns the reply.
-  local function set_aside(reason, why)
+  function entry.set_aside(reason, why)
     call('ZCARD', quarantine) -- fail before the first write if a key has the wrong type
     if marks then
       call('HGET', marks, id)
@@ -115,16 +112,16 @@ do
   end
 
   -- The values of these fields. Nil and the reply if the key is not a hash.
-  local function read(...)
+  function entry.read(...)
     local row = attempt('HMGET', key, ...)
     if row.err then
-      return nil, find(row.err, 'WRONGTYPE', 1, true) and set_aside('WRONG_TYPE') or row
+      return nil, find(row.err, 'WRONGTYPE', 1, true) and entry.set_aside('WRONG_TYPE') or row
     end
     return row
   end
 
   -- Removes the index entry and changes nothing else. why: what the settings don't say about this end.
-  local function drop(outcome, detail, why)
+  function entry.drop(outcome, detail, why)
     local reply, refusal = {outcome, detail and string.sub(detail, 1, 64), why}, cannot_leave()
     if refusal then
       return refusal
@@ -135,17 +132,17 @@ do
 
   -- The same for an entry that a wrong setting would drop too. While the kind is unproven, the entry stays. told:
   -- whether the settings name all other ends, so that this one is unexpected.
-  local function drop_unknown(outcome, detail, why, told)
+  function entry.drop_unknown(outcome, detail, why, told)
     why = string.sub(why or '', 1, 256)
     if unproven then
       return {'held', outcome, why}
     end
-    return drop(outcome, detail, told and why or nil)
+    return entry.drop(outcome, detail, told and why or nil)
   end
 
   -- Sets the score in the index, and the deadline in the hash if the field is given. waits: whether the entry keeps its
   -- deadline.
-  local function move(score_text, field, waits)
+  function entry.move(score_text, field, waits)
     if score_text == score and not noted and not since then
       return {'not_due'} -- the service itself has set this score
     end
@@ -168,12 +165,12 @@ do
 
   -- If the score is the deadline, a TTL on a due entry is a renewal by a service that calls EXPIRE: the entry is due
   -- again when the TTL ends, and is made persistent so that it still exists then. Returns nil if there is no TTL.
-  local function renewed()
+  function entry.renewed()
     local left = call('PTTL', key)
     if left < 0 then
       return nil
     end
-    local until_text = score_of(clock.now + left)
+    local until_text = entry.score_of(clock.now + left)
     local refusal = lacks('ZREM', index, '') or lacks('ZADD', index, '0', '') or cannot_leave()
     -- The first write, because 6.2 has no form of it that changes nothing. It needs no memory.
     local kept = refusal or attempt('PERSIST', key)
@@ -186,7 +183,7 @@ do
   end
 
   -- Leaves the entry alone until `ends`, ms, but for a note that does not count any more.
-  local function in_grace(ends)
+  function entry.in_grace(ends)
     if noted and due_text == score then
       local refusal = lacks('HDEL', notes, '')
       if refusal then
@@ -198,8 +195,8 @@ do
   end
 
   -- Protects the entry from this moment, ms, and checks again at `score`, ms.
-  local function protect(from, again)
-    local from_text, score_text = format('%.0f', from), score_of(again)
+  function entry.protect(from, again)
+    local from_text, score_text = format('%.0f', from), entry.score_of(again)
     local refusal = lacks('ZADD', index, '0', '') or lacks('ZADD', guarded, '0', '')
       or due_text and lacks('HSET', notes, 'f', 'v')
     if refusal then
@@ -216,13 +213,13 @@ do
 
   -- When an entry that is due since this moment, ms, was to be checked. A protection delays that to the score in the
   -- index.
-  local function asked(due)
+  function entry.asked(due)
     local at = since and call('ZSCORE', index, id)
     return math.min(clock.now, math.max(due, at and at * unit or due))
   end
 
   -- A deadline in ms, from a field or from the index; nil if the text is malformed.
-  local function deadline(text)
+  function entry.deadline(text)
     local value
     if text and (due_text or unit > 1) then
       value = due_text and tonumber(text) or clock.decimal(text)
@@ -236,7 +233,7 @@ do
   end
 
   -- The message for a malformed deadline. `field`: the field of the deadline.
-  local function not_a_deadline(text, field)
+  function entry.not_a_deadline(text, field)
     if text and unit == 1 and (due_text or clock.whole(text)) then
       return field .. ' is probably in seconds: it must be in milliseconds'
     end
@@ -245,7 +242,7 @@ do
 
   -- Expires the entry. event: names and values for the stream. checked: the result of the plan (kind_plan.lua). Then
   -- follow the fields and values that mark the hash. Returns the reply.
-  local function expire(event, checked, expires_text, lag, retention, ...)
+  function entry.expire(event, checked, expires_text, lag, retention, ...)
     local missing, messages, writes = checked.missing or '[]', checked.messages, checked.writes
     event[#event + 1], event[#event + 2] = 'missing', missing
     local refusal = lacks('ZADD', index, '0', '') or lacks('XADD', events, '*', 'f', 'v')
@@ -287,10 +284,4 @@ do
     end
     return {'expired', tenant, lag, missing}
   end
-
-  entry = {
-    open = open, indexed = indexed, score_of = score_of, in_grace = in_grace, belongs_to = belongs_to,
-    set_aside = set_aside, read = read, drop = drop, drop_unknown = drop_unknown, move = move, renewed = renewed,
-    protect = protect, asked = asked, deadline = deadline, not_a_deadline = not_a_deadline, expire = expire,
-  }
 end

@@ -1,4 +1,8 @@
--- The greatest id that the stream has had; nil and the error if there is no stream.
+-- The greatest id that a stream has had.
+
+-- @include effects
+
+-- Returns nil and the error if there is no stream.
 local function last_id(stream)
   local about = redis.pcall('XINFO', 'STREAM', stream)
   for i = 1, #about, 2 do

@@ -1,22 +1,20 @@
 -- Reservations for commit, release, extend and settle: finds, checks and ends one, and records the answer.
 --
--- The common keys and arguments of the four scripts:
---
--- KEYS[1] -> reservation:res_<id>      HASH    the reservation
--- KEYS[2] -> reservation:ttl           ZSET    bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> idem:<op>:<tenant>:<key>  STRING  the answer recorded under this idempotency key
--- KEYS[4] -> tenant:<tenant>           STRING  the tenant's record, JSON; optional
--- KEYS[5] -> sweeperd:events           STREAM  gets an entry if a budget crosses a threshold, and for each expiry
--- KEYS[6..] -> a Cycles service's records for the same idempotency key, if any
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> the bare reservation id
--- ARGV[3] -> the requesting tenant
--- ARGV[4] -> the idempotency key
--- ARGV[5] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
---            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
--- ARGV[6] -> the grace of a reservation without grace_ms, ms
--- ARGV[7] -> how long an ended reservation stays readable, ms
+-- Every function takes the request, a table of the keys and arguments that the four scripts share, in their order:
+--   key             reservation:res_<id>      HASH    the reservation
+--   index           reservation:ttl           ZSET    bare id -> expires_at, ms on this server's clock
+--   record          idem:<op>:<tenant>:<key>  STRING  the answer recorded under this idempotency key
+--   tenant_record   tenant:<tenant>           STRING  JSON; optional
+--   stream          sweeperd:events           STREAM  one entry for each expiry and each crossed threshold
+--   others          a Cycles service's records for the same idempotency key, if any
+--   hash            the hash of the request
+--   id              the bare reservation id
+--   tenant          the requesting tenant; the next argument is the idempotency key
+--   budget_stem     the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
+--                   reservation is read, so they cannot be keys; they share its key prefix, and so its slot
+--   default_grace   the grace of a reservation without grace_ms, ms
+--   retention       how long an ended reservation stays readable, ms
+--   operation       commit, release, extend or settle
 
 -- @include clock
 -- @include deadline
@@ -31,6 +29,12 @@ local reservations = {}
 do
   local MAX_SCOPES = 256
 
+  function reservations.request(operation, keys, arguments)
+    return {key = keys[1], index = keys[2], record = keys[3], tenant_record = keys[4], stream = keys[5],
+      others = {unpack(keys, 6)}, hash = arguments[1], id = arguments[2], tenant = arguments[3],
+      budget_stem = arguments[5], default_grace = arguments[6], retention = arguments[7], operation = operation}
+  end
+
   local function invalid(reason)
     return nil, {'refused', 'INVALID_RESERVATION', reason}
   end
@@ -38,8 +42,8 @@ do
   -- The tenant's reservation while it can be changed: until the deadline if latest is 'not_due', until the end of the
   -- grace if 'in_grace', both inclusive; at any time, even when it has expired, if 'expired'. Once now > expires_at +
   -- grace, the sweep may expire the reservation, so it counts as expired even before the sweep reaches it.
-  local function read(latest)
-    local row = redis.pcall('HMGET', KEYS[1], 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
+  local function read(request, latest)
+    local row = redis.pcall('HMGET', request.key, 'state', 'tenant', 'expires_at', 'grace_ms', 'estimate_amount',
       'estimate_unit', 'budgeted_scopes', 'affected_scopes', 'created_at', 'overage_policy', 'extension_count',
       'max_extensions', 'idempotency_key')
     if row.err then
@@ -50,10 +54,10 @@ do
     end
     local state, amount, unit = row[1], row[5], row[6]
     -- To this tenant, another tenant's reservation doesn't exist.
-    if row[2] ~= ARGV[3] then
+    if row[2] ~= request.tenant then
       return nil, {'refused', 'RESERVATION_NOT_FOUND', ''}
     end
-    local closed = tenants.refusal(KEYS[4])
+    local closed = tenants.refusal(request.tenant_record)
     if closed then
       return nil, closed
     end
@@ -66,7 +70,7 @@ do
     if state ~= 'ACTIVE' and state ~= 'EXPIRED' then
       return invalid('INVALID_STATE')
     end
-    local phase, expires_at, grace = deadline_phase(row[3], row[4] or ARGV[6])
+    local phase, expires_at, grace = deadline_phase(row[3], row[4] or request.default_grace)
     if not phase then
       return invalid('INVALID_EXPIRY')
     end
@@ -95,19 +99,19 @@ do
 
   -- The common start of all four: the reservation, its budgets as from budgets.read, and the checks of the later
   -- writes. Nil and the reply if a check fails.
-  function reservations.open(latest)
-    local replayed = idempotency.replay(KEYS[3], ARGV[1], {unpack(KEYS, 6)})
+  function reservations.open(request, latest)
+    local replayed = idempotency.replay(request.record, request.hash, request.others)
     if replayed then
       return nil, replayed
     end
-    redis.call('ZCARD', KEYS[2]) -- fail before the first write if the key has the wrong type
-    local reservation, problem = read(latest)
+    redis.call('ZCARD', request.index) -- fail before the first write if the key has the wrong type
+    local reservation, problem = read(request, latest)
     if problem then
       return nil, problem
     end
     local keys = {}
     for i = 1, #reservation.scopes do
-      keys[i] = ARGV[5] .. reservation.scopes[i] .. ':' .. reservation.unit
+      keys[i] = request.budget_stem .. reservation.scopes[i] .. ':' .. reservation.unit
     end
     local mentions, each, missing = budgets.read(keys, reservation.scopes)
     if not mentions then
@@ -119,33 +123,34 @@ do
 
   -- The reply, and the words of the SET that records the answer for the planned lifetime of the reservation. Nil and
   -- the error if the user lacks the right to SET.
-  function reservations.prepare(reservation, answer)
+  function reservations.prepare(request, reservation, answer)
     answer.unit = reservation.unit
     answer.balances = budgets.balances(reservation.each)
     answer.missing = reservation.missing
     local lifetime = reservation.expires_at + reservation.grace - reservation.created_at
-    return idempotency.prepare(KEYS[3], ARGV[1], answer, lifetime)
+    return idempotency.prepare(request.record, request.hash, answer, lifetime)
   end
 
   -- Ends the reservation: writes the budgets, sets these fields, removes the index entry, keeps the hash for an audit,
   -- and records the answer. All or nothing. Returns the reply.
-  function reservations.finish(operation, reservation, answer, ...)
+  function reservations.finish(request, reservation, answer, ...)
     -- HSET first, as in the writes: at maxmemory Redis refuses it.
-    local refusal, announced = budgets.no_right(reservation.each, KEYS[5], clock.now_text, reservation.unit, operation,
-      ARGV[2], ARGV[3])
-    refusal = refusal or no_right('HSET', KEYS[1]) or no_right('ZREM', KEYS[2]) or no_right('PEXPIRE', KEYS[1])
+    local refusal, announced = budgets.no_right(reservation.each, request.stream, clock.now_text, reservation.unit,
+      request.operation, request.id, request.tenant)
+    refusal = refusal or no_right('HSET', request.key) or no_right('ZREM', request.index)
+      or no_right('PEXPIRE', request.key)
     if refusal then
       return refusal
     end
-    local reply, record = reservations.prepare(reservation, answer)
+    local reply, record = reservations.prepare(request, reservation, answer)
     if not reply then
       return record
     end
 
     budgets.write(reservation.each, announced)
-    redis.call('HSET', KEYS[1], ...)
-    redis.call('ZREM', KEYS[2], ARGV[2])
-    redis.call('PEXPIRE', KEYS[1], ARGV[7])
+    redis.call('HSET', request.key, ...)
+    redis.call('ZREM', request.index, request.id)
+    redis.call('PEXPIRE', request.key, request.retention)
     redis.call(unpack(record))
     return reply
   end

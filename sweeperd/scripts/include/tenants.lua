@@ -5,8 +5,6 @@
 
 local tenants = {}
 do
-  local OPEN = {ACTIVE = true, SUSPENDED = true}
-
   -- The refusal of a closed tenant, or nil. key -> tenant:<id>
   function tenants.refusal(key)
     local text = redis.pcall('GET', key)
@@ -21,7 +19,7 @@ do
     if status == 'CLOSED' then
       return {'refused', 'TENANT_CLOSED', ''}
     end
-    if not OPEN[status] then
+    if status ~= 'ACTIVE' and status ~= 'SUSPENDED' then
       return {'refused', 'INVALID_TENANT', ''}
     end
   end

@@ -3,10 +3,7 @@
 -- length. Otherwise a dead process would keep the lease until the clock has caught up.
 --
 -- KEYS[1] -> sweeperd:lease:<job>  STRING  the token of the holder
---
--- ARGV[1] -> the token of the calling process
--- ARGV[2] -> TTL, ms
---
+-- ARGV[1] -> the token of the calling process;  ARGV[2] -> TTL, ms
 -- Returns 1 if the lease is held under this token and was renewed for the TTL; 0 if it has expired or has another
 -- holder; -n if another holder's token states a TTL of n ms.
 

@@ -1,11 +1,7 @@
 -- Reads a budget.
 --
 -- KEYS[1] -> budget:<scope>:<unit>  HASH
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> scope
--- ARGV[3] -> unit
---
+-- ARGV[1] -> the hash of the request;  ARGV[2] -> scope;  ARGV[3] -> unit
 -- Returns {'ok', answer, hash} or {'refused', code, scope, hash}. The answer is JSON.
 
 -- @include answered

@@ -1,9 +1,8 @@
 -- Commits a reservation: charges the amount used and releases the rest, in all of its budgets or in none.
 --
--- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
+-- KEYS[1..5], ARGV[1..7] -> those of reservations.lua
 -- ARGV[8] -> the amount used: a decimal int64, 0 or more
 -- ARGV[9] -> the unit of the amount; '' for the reservation's unit
---
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- A commit is accepted until the grace ends, exactly as long as expire.lua leaves the reservation alone. The amount is
@@ -16,7 +15,8 @@
 -- @include reservations
 
 local function run()
-  local reservation, reply = reservations.open('in_grace')
+  local request = reservations.request('commit', KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'in_grace')
   if not reservation then
     return reply
   end
@@ -29,7 +29,7 @@ local function run()
     return refusal
   end
 
-  return reservations.finish('commit', reservation, {charged = charged, debt = debt, at = clock.now_text},
+  return reservations.finish(request, reservation, {charged = charged, debt = debt, at = clock.now_text},
     'state', 'COMMITTED', 'charged_amount', charged, 'debt_incurred', debt, 'committed_at', clock.now_text,
     'committed_idempotency_key', ARGV[4], 'committed_payload_hash', ARGV[1])
 end

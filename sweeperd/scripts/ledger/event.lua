@@ -5,15 +5,11 @@
 -- KEYS[3] -> sweeperd:events              STREAM  gets an entry if a budget crosses a threshold
 -- KEYS[4..] -> budget:<scope>:<unit>      HASH    one for each scope
 -- Then, beside a Cycles service: idem:<tenant>:event:<key>, STRING, the record of the service
---
 -- ARGV[1] -> the hash of the request
 -- ARGV[2] -> the prefix of a budget's name, before <scope>:<unit>
--- ARGV[3] -> unit
--- ARGV[4] -> amount: a decimal int64, 0 or more
--- ARGV[5] -> overage policy
+-- ARGV[3] -> unit;  ARGV[4] -> amount: a decimal int64, 0 or more;  ARGV[5] -> overage policy
 -- ARGV[6] -> the requesting tenant;  ARGV[7] -> the idempotency key
 -- ARGV[8..] -> the scopes, from the top
---
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- The amount is already used, so it is debited even if a budget is in debt or over its limit.

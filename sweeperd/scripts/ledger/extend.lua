@@ -1,11 +1,10 @@
 -- Extends a reservation's deadline, in the hash and in the index. No grace applies to an extension.
 --
--- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
+-- KEYS[1..5], ARGV[1..7] -> those of reservations.lua
 -- KEYS[6] -> idem:<tenant>:extend:<id>:<key>  STRING  beside a Cycles service: the record of the service
 -- ARGV[8] -> the length of the extension, ms
 -- ARGV[9] -> the prefix of the name of a reserve's record (a STRING), before the idempotency key. That key is known
 --            only after the reservation is read.
---
 -- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON. A
 -- repeated request gets the first answer with the present extension_count, as from the Cycles services.
 
@@ -16,7 +15,8 @@
 -- @include rights
 
 local function run()
-  local reservation, reply = reservations.open('not_due')
+  local request = reservations.request('extend', KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'not_due')
   if not reservation then
     if reply[1] == 'ok' then
       reply[3] = remaining_ttl(KEYS[1], string.match(reply[2], '"expires_at":"(%d+)"'))
@@ -57,7 +57,7 @@ local function run()
     return refusal
   end
   local record
-  reply, record = reservations.prepare(reservation, {expires_at = expires_text, extension_count = count_text})
+  reply, record = reservations.prepare(request, reservation, {expires_at = expires_text, extension_count = count_text})
   if not reply then
     return record
   end

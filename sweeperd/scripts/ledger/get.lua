@@ -1,10 +1,8 @@
 -- Reads a reservation.
 --
 -- KEYS[1] -> reservation:res_<id>  HASH
---
 -- ARGV[1] -> the hash of the request
 -- ARGV[2..] -> the fields to read, including `state`
---
 -- Returns {'ok', the values, the hash of the request} or {'refused', code, reason, the hash of the request}.
 
 -- @include answered

@@ -1,15 +1,10 @@
 -- Opens an unspent budget. Of an existing budget, only the thresholds change.
 --
 -- KEYS[1] -> budget:<scope>:<unit>  HASH
---
--- ARGV[1] -> the hash of the request
--- ARGV[2] -> scope
--- ARGV[3] -> unit
--- ARGV[4] -> allocated
--- ARGV[5] -> overdraft limit
+-- ARGV[1] -> the hash of the request;  ARGV[2] -> scope;  ARGV[3] -> unit
+-- ARGV[4] -> allocated;  ARGV[5] -> overdraft limit
 -- ARGV[6] -> thresholds: whole percentages, ascending, separated by commas; '' for none. Optional: without it an
 --            existing budget is refused
---
 -- Returns {'ok', answer, hash} or {'refused', code, scope, hash}. The answer is JSON.
 
 -- @include answered

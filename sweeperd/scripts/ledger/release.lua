@@ -1,7 +1,6 @@
 -- Releases an unused reservation: returns its whole amount, in all of its budgets or in none.
 --
--- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua
---
+-- KEYS[1..5], ARGV[1..7] -> those of reservations.lua
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- A release is accepted until the grace ends, exactly as long as expire.lua leaves the reservation alone.
@@ -12,7 +11,8 @@
 -- @include reservations
 
 local function run()
-  local reservation, reply = reservations.open('in_grace')
+  local request = reservations.request('release', KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'in_grace')
   if not reservation then
     return reply
   end
@@ -21,7 +21,7 @@ local function run()
     return refusal
   end
 
-  return reservations.finish('release', reservation, {amount = reservation.amount, at = clock.now_text},
+  return reservations.finish(request, reservation, {amount = reservation.amount, at = clock.now_text},
     'state', 'RELEASED', 'released_at', clock.now_text, 'released_idempotency_key', ARGV[4],
     'released_payload_hash', ARGV[1])
 end

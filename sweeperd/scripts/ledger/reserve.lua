@@ -10,22 +10,16 @@
 --   reservation:idx:<tenant>:created_at_ms      ZSET  bare id -> created_at, ms
 --   reservation:idxmeta:<tenant>:created_at_ms  HASH  whether that index is complete
 --   the records of the service for this key     STRING
---
 -- ARGV[1] -> the hash of the request (without the id, because each attempt has a new id)
 -- ARGV[2] -> the bare reservation id, used if this attempt reserves
--- ARGV[3] -> tenant
--- ARGV[4] -> idempotency key
+-- ARGV[3] -> tenant;  ARGV[4] -> idempotency key
 -- ARGV[5] -> the grace of a reservation without grace_ms, ms
 -- ARGV[6] -> the prefix of a budget's name, before <scope>:<unit>
--- ARGV[7] -> unit
--- ARGV[8] -> amount: a decimal int64, 0 or more
--- ARGV[9] -> TTL, ms
+-- ARGV[7] -> unit;  ARGV[8] -> amount: a decimal int64, 0 or more;  ARGV[9] -> TTL, ms
 -- ARGV[10] -> grace, ms; '' for a reservation without grace_ms (beside a Cycles service it gets ARGV[5])
--- ARGV[11] -> overage policy
--- ARGV[12] -> how many times the reservation may be extended
+-- ARGV[11] -> overage policy;  ARGV[12] -> how many times the reservation may be extended
 -- ARGV[13], ARGV[14], ARGV[15] -> subject, action and metadata, each JSON or ''
 -- ARGV[16..] -> the scopes, from the top
---
 -- Returns {'ok', answer, ms to the deadline, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 
 -- @include answered

@@ -1,11 +1,10 @@
 -- Charges the amount used, whatever the state of the reservation, and once, however often the request arrives.
 --
--- KEYS[1..5], ARGV[1..7] -> the common ones of reservations.lua; the record is named as an event's, so that only one of
+-- KEYS[1..5], ARGV[1..7] -> those of reservations.lua; the record is named as an event's, so that only one of
 --                           the two charges
 -- KEYS[6] -> idem:<tenant>:event:<key>  STRING  beside a Cycles service: the record of the service
 -- ARGV[8] -> the amount used: a decimal int64, 0 or more
 -- ARGV[9] -> trace id for the event of an expiry
---
 -- Returns {'ok', answer, hash} or {'refused', code, scope or reason, hash}. The answer is JSON.
 --
 -- In time, this is a commit. If the reservation is overdue but not yet swept, the script expires it as expire.lua does,
@@ -36,7 +35,8 @@ local function run()
     end
     return {'ok', row[4]}
   end
-  local reservation, reply = reservations.open('expired')
+  local request = reservations.request('settle', KEYS, ARGV)
+  local reservation, reply = reservations.open(request, 'expired')
   if not reservation then
     return reply
   end
@@ -86,7 +86,7 @@ local function run()
     return refusal
   end
   local record
-  reply, record = reservations.prepare(reservation, {charged = charged, debt = debt, at = clock.now_text,
+  reply, record = reservations.prepare(request, reservation, {charged = charged, debt = debt, at = clock.now_text,
     late = late})
   if not reply then
     return record

@@ -3,9 +3,7 @@
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
---
 -- ARGV[1] -> the bare reservation id
---
 -- Returns 'adopted', or 'not_foreign' unless the reservation is ACTIVE and carries the mark of another sweeper.
 
 -- @include clock

@@ -4,9 +4,7 @@
 -- KEYS[1] -> reservation:res_<id>  HASH  the reservation
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
 -- KEYS[3] -> for a kind whose entries are not hashes: HASH  id -> `dismissed` and ms; for others KEYS[2]
---
 -- ARGV[1] -> the bare reservation id
---
 -- Returns 'dismissed', or 'not_quarantined'.
 
 -- @include clock

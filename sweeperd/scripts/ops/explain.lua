@@ -1,7 +1,6 @@
 -- Dry run of expire.lua: its decision and its writes at this moment.
 --
 -- KEYS[1..4], ARGV[1..5] -> the keys and arguments of expire.lua, in the same order
---
 -- Returns {the reply of expire.lua, {{command, key, ...}, ...}, {change, ...}}: the reply, the writes, and the counters
 -- that they would change (recorder.lua).
 --

@@ -1,10 +1,8 @@
 -- Counts a page of dead letters by endpoint. Read-only.
 --
 -- KEYS[1] -> sweeperd:dead-letters  STREAM
---
 -- ARGV[1] -> the id to start at, with `(` before an id that is already counted
 -- ARGV[2] -> the page size
---
 -- Returns {the last id, endpoint, count, endpoint, count, ...}; {} at the end of the stream.
 
 local letters = redis.call('XRANGE', KEYS[1], ARGV[1], '+', 'COUNT', ARGV[2])

@@ -1,10 +1,7 @@
 -- Counts the newest entries of the event stream, to compute the expiry rate of each kind.
 --
 -- KEYS[1] -> sweeperd:events  STREAM
---
--- ARGV[1] -> how far back, ms
--- ARGV[2] -> the most entries to read
---
+-- ARGV[1] -> how far back, ms;  ARGV[2] -> the most entries to read
 -- Returns {entries read, ms since the oldest one, then each kind and its expiries}; {0, 0} without entries. The ms
 -- are negative if the clock was set back. The kind of a reservation is empty. An entry with `only_for` is a replay and
 -- isn't counted as an expiry.

@@ -1,7 +1,6 @@
 -- Reads the reserved amounts of several budgets at one moment of this server's clock.
 --
 -- KEYS -> budget:<scope>:<unit>  HASH
---
 -- Returns {ms, reserved, reserved, ...}: the decimal text of an int64; '' if the budget doesn't exist, '-' if it is
 -- CLOSED, '?' if the amount is malformed.
 

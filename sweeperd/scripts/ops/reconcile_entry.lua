@@ -5,7 +5,6 @@
 -- KEYS[3] -> the entry            HASH, or STRING with a JSON object
 -- KEYS[4] -> for a configured kind whose deadline is the score, else '':  HASH  id -> deadline and score
 -- KEYS[5] -> for a configured kind whose entries are not hashes, else '': HASH  id -> reason, or `dismissed` and ms
---
 -- ARGV[1] -> the id
 -- ARGV[2] -> '' to check only; `?` to be told the state of an entry without a fault, too; `+` as `?`, and a lost entry
 --            is added; else the fault to repair, as the walk saw it: `<fault>:<score>`, or `<fault>:<deadline>` for an
@@ -19,7 +18,6 @@
 -- ARGV[8] -> for a configured kind, how many ms a unit of deadlines is
 -- ARGV[9] -> the deadline of a JSON object with such a field, '' without; nil for other entries
 -- ARGV[10] -> for a configured kind, the reason if the outcome is `quarantined`
---
 -- Returns {} if the entry is correct, or with `?` and `+` {state}: indexed, ended, quarantined, dismissed, gone,
 -- wrong_deadline (without the field of the deadline) or malformed (of another form than an entry has, so that its TTL
 -- is kept). Else {fault, the right score, the score found or ''}:
@@ -34,8 +32,8 @@
 --   short_ttl           the hash expires before deadline + grace + a day; the repair extends the TTL. The reply has no
 --                       score, and the remaining TTL, ms, follows it. A second fault is reported in its place, and
 --                       both are repaired. Not reported if the score is the deadline: there a TTL is a renewal
---   held                not a fault: a hash in a state that the settings do not name, of a kind of which no entry was
---                       seen alive. Why takes the place of the right score, and nothing else is checked
+--   held                not a fault: an unknown state, of a kind of which no entry was seen alive. Why takes the place
+--                       of the right score, and nothing else is checked
 --
 -- An ended entry has no fault: a reservation that is not ACTIVE, or a hash that the kind's script would skip.
 --

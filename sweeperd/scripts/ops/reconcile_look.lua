@@ -3,11 +3,9 @@
 -- KEYS[1] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
 -- KEYS[2] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
 -- KEYS[3..] -> reservation:res_<id>  HASH  the reservations
---
 -- ARGV[1] -> the grace of a reservation without grace_ms, ms
 -- ARGV[2] -> ms: holdings that ended before this moment are left out; '' to return no holdings
 -- ARGV[3..] -> the bare ids
---
 -- Returns an answer for each id, followed by the shortest time for which ended reservations stay readable, ms; '' if
 -- unknown or if no holdings were requested. An answer is 0 if there is nothing to report, else {mark or '', holding}.
 -- Marks are the faults of reconcile_entry.lua, `dismissed`, and `foreign_expiry` (EXPIRED without `expired_event`). A
@@ -87,10 +85,6 @@ local function holding(row, dismissed)
   return held
 end
 
-local function is_listed(id)
-  return redis.call('ZSCORE', KEYS[1], id) or redis.call('ZSCORE', KEYS[2], id)
-end
-
 -- The mark, as above; nil if there is none.
 local function mark(key, id, row, wrong_type)
   if row and row[1] == 'EXPIRED' then
@@ -108,7 +102,8 @@ for i = 3, #KEYS do
   if since then
     shortest = row and math.min(shortest, retention(KEYS[i], row)) or shortest
     if wrong_type then
-      held = {is_listed(ARGV[i]) and 'unreadable' or 'left_out'}
+      local listed = redis.call('ZSCORE', KEYS[1], ARGV[i]) or redis.call('ZSCORE', KEYS[2], ARGV[i])
+      held = {listed and 'unreadable' or 'left_out'}
     elseif row then
       held = holding(row, seen == 'dismissed')
     end

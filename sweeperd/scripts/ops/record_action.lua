@@ -3,14 +3,13 @@
 --
 -- KEYS[1] -> sweeperd:actions        STREAM  one entry for each action
 -- KEYS[2] -> sweeperd:action-counts  HASH    action -> times done; action:changed -> entries changed
---
 -- ARGV[1] -> how many entries to keep
 -- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
 -- ARGV[6] -> '', `begun` if the action begins now, or the id of its first record
---
 -- Returns the id of the entry. Its time comes from this server's clock.
 
 -- @include rights
+-- @include trial
 
 local function added(field, count)
   return string.format('%.0f', (tonumber(redis.call('HGET', KEYS[2], field)) or 0) + count)

@@ -3,12 +3,9 @@
 -- KEYS[1] -> budget:<scope>:<unit>           HASH
 -- KEYS[2] -> sweeperd:lease:repair-budget     STRING  the token of the process that may repair
 -- KEYS[3] -> sweeperd:events                 STREAM  gets an entry if the budget crosses a threshold
---
 -- ARGV[1] -> '+': `reserved` is too high, the amount goes to `remaining`; '-': `reserved` is too low
--- ARGV[2] -> the amount, decimal text from 0 to 2^63-1
--- ARGV[3] -> the token of the lease during the walks
+-- ARGV[2] -> the amount, decimal text from 0 to 2^63-1;  ARGV[3] -> the token of the lease during the walks
 -- ARGV[4] -> the prefix of a budget's name, before <scope>:<unit>
---
 -- Returns 'repaired', or why nothing changed: 'NO_BUDGET', 'CLOSED', 'INVALID_BUDGET', 'OUT_OF_BOUNDS' (`reserved`
 -- would be negative, or a value would exceed int64), 'LEASE_LOST' (another repair may have run since the walks).
 --

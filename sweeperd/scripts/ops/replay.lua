@@ -2,9 +2,7 @@
 --
 -- KEYS[1] -> sweeperd:events        STREAM
 -- KEYS[2] -> sweeperd:dead-letters  STREAM  written by dead_letter.lua
---
 -- ARGV[1] -> the id of the dead letter
---
 -- Returns {outcome, ...}:
 --   {'replayed', stream id}
 --   {'gone'}      no such letter: another command has replayed or dropped it
@@ -16,6 +14,7 @@
 -- stream id.
 
 -- @include rights
+-- @include trial
 
 local letter = redis.call('XRANGE', KEYS[2], ARGV[1], ARGV[1])[1]
 if not letter then

@@ -1,20 +1,15 @@
 -- Moves a quarantined entry back into the index, so that the next sweep decides it again.
 --
--- KEYS[1] -> reservation:res_<id>  HASH  the reservation
--- KEYS[2] -> reservation:ttl       ZSET  bare id -> expires_at, ms on this server's clock
--- KEYS[3] -> sweeperd:quarantine   ZSET  bare id -> ms when the reservation was quarantined
--- KEYS[4] -> for a kind whose deadline is the score  HASH  id -> deadline and score; for others KEYS[3]
--- KEYS[5] -> for a kind whose entries are not hashes HASH  id -> reason and cause; for others KEYS[3]
---
--- ARGV[1] -> the bare reservation id
+-- KEYS[1] -> reservation:res_<id>, or another kind's entry  HASH
+-- KEYS[2] -> the index       ZSET  id -> deadline, ms on this server's clock
+-- KEYS[3] -> the quarantine  ZSET  id -> ms when the entry was quarantined
+-- KEYS[4] -> for a kind whose deadline is the score   HASH  id -> deadline and score; for others KEYS[3]
+-- KEYS[5] -> for a kind whose entries are not hashes  HASH  id -> reason and cause; for others KEYS[3]
+-- ARGV[1] -> the id
 -- ARGV[2] -> the deadline's field in the hash; '' if a sweep reads the deadline elsewhere
 -- ARGV[3..] -> if the sweep would quarantine the entry again: the fields of the hash that say why, name and value in
 --              turn, the reason first. The entry then stays
---
--- For a configured kind the keys are the entry, the index and the quarantine of the kind.
---
--- Returns 'requeued', 'not_quarantined', or the reason why the entry stays. If no score can be read, the reason is
--- 'WRONG_TYPE' or 'INVALID_EXPIRY'.
+-- Returns 'requeued', 'not_quarantined', or why the entry stays: 'WRONG_TYPE' or 'INVALID_EXPIRY' without a score.
 --
 -- The script leaves the decision to the next sweep. If the hash is gone, the score is now, and the sweep removes the
 -- entry. The score of a string is 0, and the sweep sets it to the deadline. A deadline that is the score is read

@@ -4,9 +4,7 @@
 -- KEYS[2] -> the index               ZSET  id -> deadline
 -- KEYS[3] -> the quarantine          ZSET  id -> ms when the entry was quarantined
 -- KEYS[4..] -> the entries; the index in their place if they have no keys
---
 -- ARGV[1..] -> the ids
---
 -- Returns how many were dropped.
 --
 -- A deadline is kept while the entry is in the index or in the quarantine, a reason while it is in the quarantine, and

@@ -5,7 +5,6 @@
 -- KEYS[2] -> reservation:ttl       ZSET    bare id -> expires_at, ms on this server's clock
 -- KEYS[3] -> sweeperd:events       STREAM  one entry for each expiry, and one if a budget crosses a threshold
 -- KEYS[4] -> sweeperd:quarantine   ZSET    bare id -> ms when the reservation was quarantined
---
 -- ARGV[1] -> the bare reservation id
 -- ARGV[2] -> the prefix of a budget's name (a HASH), before <scope>:<unit>. The budgets are known only after the
 --            reservation is read, so they cannot be KEYS; they share its key prefix, and so its slot.
@@ -14,31 +13,23 @@
 -- ARGV[5] -> trace id for the event
 -- ARGV[6] -> '1': the event has the field `balances`, JSON: scope -> remaining and reserved after the release
 -- ARGV[7] -> '1': Redis is above sweep.memory_limit, so an expiry, which needs memory, is deferred
--- Further arguments are ignored. In particular, now is this server's TIME, never a client's.
---
+-- Further arguments are ignored. Now is this server's TIME, never a client's.
 -- Returns {outcome, ...}:
---   {'not_found'}  {'not_due'}
---   {'in_grace', ms when the grace ends}
+--   {'not_found'}  {'not_due'}  {'skipped', state}  {'in_grace', ms when the grace ends}
 --   {'deferred'}: past the grace, and unchanged. It is returned before the budgets are read, to spare a full server.
---   {'skipped', state}
 --   {'quarantined', reason, tenant}
---   {'expired', tenant, ms since deadline + grace, scopes without a budget, scopes with a closed budget}
---     the last two are JSON arrays
+--   {'expired', tenant, ms since deadline + grace, scopes without a budget, scopes with a closed budget (JSON arrays)}
 -- If there is an error, nothing was written: the server is in trouble, or the user lacks a right (NOPERM).
 --
 -- Redis doesn't roll a script back, so every check comes before the first write, and nothing may fail after it. If a
 -- script released scope 1 and then failed on scope 2, every sweep would release scope 1 again.
 --
--- An open connection can lose a right, so each right is checked before the first write (`denied`); ZREM checks its own.
--- On 6.2 an ACL cannot grant read-only access to a key, so a readable hash is also writable, and one trial of each
--- command is enough. XADD is its own trial there, after the right to undo the ZREM is confirmed.
---
--- The first write is always a ZREM. At maxmemory with noeviction, Redis refuses a script's writes that need memory
--- until the script has made one that needs none.
+-- An open connection can lose a right, so each right is checked before the first write (`denied`), as in rights.lua;
+-- ZREM checks its own. On 6.2 XADD is its own trial, after the right to undo the ZREM is confirmed. The first write is
+-- always a ZREM, after which Redis at maxmemory accepts the others.
 --
 -- This script runs once for each expiry and blocks all other clients, so it is written for few commands and few
--- allocations. Helpers are defined only if everyday numbers need them, functions called often are locals, and tables
--- are reused. Text is formatted with %d, because redis.call would print a number with 17 digits of floating point, at
+-- allocations. Text is formatted with %d, because redis.call would print a number with 17 digits of floating point, at
 -- several times the cost.
 
 -- @include clock

@@ -4,20 +4,17 @@
 --
 -- The usual count is a moving average over past windows, and at least 1. A window above the threshold counts as the
 -- threshold, so that a burst raises the average slowly. A new tenant has no usual count until its first window ends.
---
--- Each call also samples a few tenants at random. To make room for new tenants, it forgets a tenant that had no expiry
--- for KEPT windows, or for CROWDED windows while the hash is full.
+-- Each call also samples a few tenants, and forgets those without an expiry for KEPT windows, or CROWDED ones if full.
 --
 -- KEYS[1] -> sweeperd:rates   HASH    tenant -> start of the window, ms; count; usual count or -1; 1 in an episode
 -- KEYS[2] -> sweeperd:events  STREAM
---
 -- ARGV[1] -> now, ms;  ARGV[2] -> length of a window, ms;  ARGV[3] -> factor;  ARGV[4] -> max tenants in the hash
 -- ARGV[5] -> the type of the event;  ARGV[6] -> trace id
 -- ARGV[7], ARGV[9], ... -> tenant;  ARGV[8], ARGV[10], ... -> how many reservations of the tenant have expired
---
 -- Returns how many events were added.
 
 -- @include rights
+-- @include trial
 
 local WEIGHT, PAGE = 0.2, 50
 local KEPT, CROWDED = 300, 12 -- windows of 5 min: 25 h, so that a daily rhythm is remembered; 1 h

@@ -2,15 +2,10 @@
 -- expire.lua decides every entry that is not clearly in grace.
 --
 -- KEYS[1] -> reservation:ttl  ZSET  bare id -> expires_at, ms on this server's clock
---
--- ARGV[1] -> the highest score to read
--- ARGV[2] -> the score to resume at
--- ARGV[3] -> how many entries of exactly this score to skip
--- ARGV[4] -> the page size
+-- ARGV[1..4] -> those of page.lua
 -- ARGV[5] -> the prefix of a reservation's name (a HASH), before the bare id. The reservations are known only after the
 --            page is read, so they cannot be KEYS; they share the index's key prefix, and so its slot.
 -- ARGV[6] -> the grace of a reservation without grace_ms, ms
---
 -- Returns {{id, score, id, score, ...}, ends, more, fingerprint}.
 --   ends         for each id, when its grace ends, ms, if the reservation is in grace; else 0
 --   more         '1' if more entries may follow the page, else '0'
@@ -27,13 +22,8 @@ local attempt, stem, grace_text = redis.pcall, ARGV[5], ARGV[6]
 local ends, all = {}, true
 for i = 1, #found, 2 do
   local row = attempt('HMGET', stem .. found[i], 'state', 'expires_at', 'grace_ms')
-  local ends_at = 0
-  if row[1] == 'ACTIVE' then
-    local phase, expires_at, grace = deadline_phase(row[2], row[3] or grace_text)
-    if phase == 'in_grace' then
-      ends_at = expires_at + grace
-    end
-  end
+  local phase, expires_at, grace = deadline_phase(row[2], row[3] or grace_text)
+  local ends_at = row[1] == 'ACTIVE' and phase == 'in_grace' and expires_at + grace or 0
   ends[#ends + 1] = ends_at
   all = all and ends_at > 0
 end

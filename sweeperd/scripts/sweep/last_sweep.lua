@@ -1,11 +1,9 @@
 -- Records the end of a tick for operators: who swept last and when, and the total number of expiries.
 --
 -- KEYS[1] -> sweeperd:ticks  HASH  the last tick, the running total, and the total a minute or two before
---
 -- ARGV[1] -> when the tick ended, ms on this server's clock
 -- ARGV[2] -> how many entries have expired since this process's last record
 -- ARGV[3..] -> fields and values of the tick; without `seen` the hash loses that field
---
 -- Returns the total.
 
 -- @include rights

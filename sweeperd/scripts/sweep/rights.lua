@@ -1,9 +1,7 @@
 -- Finds the commands that this connection's user may not run on this key. Changes nothing.
 --
 -- KEYS[1] -> the index, the event stream or the quarantine; of any type, or missing
---
 -- ARGV[1..] -> the names of the commands
---
 -- Returns the names of the refused commands.
 
 -- @include trial

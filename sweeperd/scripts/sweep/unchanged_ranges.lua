@@ -2,10 +2,8 @@
 -- ended.
 --
 -- KEYS[1] -> the index  ZSET  id -> deadline, ms
---
 -- ARGV[1], ARGV[2] -> the position of paging: a score, and how many entries of that score to skip
 -- ARGV[3..] -> for each range: the number of entries; their fingerprint; when their first grace ends, ms
---
 -- Returns how many ranges are unchanged, counted from the first. A range counts as changed if entries were added or
 -- removed in it or before it.
 

@@ -144,7 +144,8 @@ def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
     The forms of these secrets in a text: verbatim, percent-encoded, escaped for JSON and HTML, and in base64. Too short
     secrets have none. Every form costs time in every masked text.
     """
-    texts = {text for each in secrets for text in (each, *map(_unquoted, (each, each.replace("+", " "))))}
+    quoted = {text for each in secrets for text in (each, each.replace("+", " "))}
+    texts = {*secrets, *(decode(unquote_to_bytes(text)) for text in quoted)}  # as in a URL, and decoded
     long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}
     forms = {form for text in long | {text.rstrip("=") for text in long} for form in _escaped(text)}
     for raw in {raw for text in long for raw in (text.encode(), text.encode("latin-1", "replace"))}:
@@ -152,11 +153,6 @@ def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
             for form in (encoded, encoded.rstrip("=")):
                 forms |= {form, form.replace("/", "\\/"), quote(form, safe="")}
     return tuple(form for form in forms if len(form.encode()) >= SHORTEST_HIDDEN)
-
-
-def _unquoted(secret: str) -> str:
-    """The secret as the receiver of a URL decodes it."""
-    return decode(unquote_to_bytes(secret))
 
 
 def _escaped(text: str) -> Iterator[str]:

@@ -139,7 +139,8 @@ class Server:
                     client.ping()
                 except redis.RedisError as error:
                     if self._process.poll() is not None or time.monotonic() > deadline:
-                        raise RuntimeError(f"{self.binary.path} did not start:\n{_text(log)}") from error
+                        said = log.read_text() if log.exists() else "(it wrote no log)"
+                        raise RuntimeError(f"{self.binary.path} did not start:\n{said}") from error
                     time.sleep(0.02)
                 else:
                     return
@@ -172,10 +173,6 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _text(log: Path) -> str:
-    return log.read_text() if log.exists() else "(it wrote no log)"
 
 
 @contextlib.contextmanager

@@ -143,7 +143,8 @@ def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:
         index_check=checker,
         call=call,
         check=check,
-        is_broken_by=_is_broken_by,
+        # The user's file fails before its functions are called, or an operator killed the script.
+        is_broken_by=lambda error: FILE_FAILED in str(error) or "SCRIPT KILL" in str(error),
     )
 
 
@@ -193,11 +194,6 @@ def deciding(script: str, then: str, *, reads: bool = False) -> str:
         f"writes = kept reply = (function() {script}\nend)() end\n"
         f"if reply.err then\n  return reply\nend\n{then}"
     )
-
-
-def _is_broken_by(error: Exception) -> bool:
-    """Whether the user's file fails before its functions are called, or an operator killed the script."""
-    return FILE_FAILED in str(error) or "SCRIPT KILL" in str(error)
 
 
 def _globals(kind: KindSettings, script: Script, index: bytes, client: "redis.Redis") -> set[str]:

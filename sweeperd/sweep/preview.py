@@ -12,7 +12,7 @@ from sweeperd.document import Count, Document, Text, Truncated
 from sweeperd.errors import KindRefused
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.explanation import CounterChange, Explanation, explain
+from sweeperd.sweep.explanation import Explanation, explain
 from sweeperd.sweep.index import START, read_due
 from sweeperd.sweep.kind import Decision, Kind, Outcome, would_be
 from sweeperd.sweep.proof import may_be_trusted
@@ -123,14 +123,11 @@ class Preview:
             self._causes[cause] += 1
         touched = {change[:2] for change in explanation.changes}
         for change in explanation.changes:
-            self._add_change(change)
+            counter = change.key, change.field
+            if counter in self._sums or len(self._sums) < ADDED:
+                self._sums.setdefault(counter, _Sum(change.holds)).change += change.change
         for counter in touched & self._sums.keys():
             self._sums[counter].entries += 1
-
-    def _add_change(self, change: CounterChange) -> None:
-        counter = change.key, change.field
-        if counter in self._sums or len(self._sums) < ADDED:
-            self._sums.setdefault(counter, _Sum(change.holds)).change += change.change
 
     @property
     def shows_life(self) -> bool:

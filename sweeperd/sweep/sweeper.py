@@ -151,8 +151,10 @@ class Sweeper:
             reader, until = self._begin(seen_ms, leave_ms)
             tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged, HeldCauses(self._kind))
             try:
-                if broken is not None:
-                    self._break(tick, broken)
+                if broken is not None:  # the tick ends before its first entry
+                    tick.broken = tick.error = broken.detail
+                    tick.counts[broken.outcome] += 1
+                    self._observe([broken], tick.trace_id)
                 complete = self._drain(tick)
             except BaseException:
                 reader.stop(tick.in_flight[0] if tick.in_flight else ())
@@ -313,12 +315,6 @@ class Sweeper:
         if received.micros is not None:
             self._batch_size.record(count, received.micros, received.pause_micros)
         return received.replies
-
-    def _break(self, tick: _Tick, decision: Decision) -> None:
-        """The sample shows that the script is broken, so the tick ends before its first entry."""
-        tick.broken = tick.error = decision.detail
-        tick.counts[decision.outcome] += 1
-        self._observe([decision], tick.trace_id)
 
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):

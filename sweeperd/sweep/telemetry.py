@@ -154,7 +154,10 @@ class SweepTelemetry:
         self._metrics.pipeline_depth.labels(self._shard, self._kind.name).set(report.pipeline_depth)
         self._metrics.redis_up.labels(self._shard).set(1)
         if report.candidates > report.counts.get(Outcome.DEFERRED, 0):
-            self._add_up(report)
+            self._ticks += 1
+            self._seconds += report.duration_seconds
+            self._counts.update(report.counts)
+            self._trace_id = report.trace_id
         if not woken:
             self.summarize()
         if not report.failure:
@@ -165,12 +168,6 @@ class SweepTelemetry:
     def _recovered(self) -> None:
         if (outage := self.trouble.end()) is not None:
             log.info("sweep goes on", extra=self._about | outage)
-
-    def _add_up(self, report: SweepReport) -> None:
-        self._ticks += 1
-        self._seconds += report.duration_seconds
-        self._counts.update(report.counts)
-        self._trace_id = report.trace_id
 
     def summarize(self) -> None:
         """Log the sum of the ticks since the last such line, if they decided anything."""

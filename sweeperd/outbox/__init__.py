@@ -1,7 +1,7 @@
 """Stores events, consumer groups, retries and dead letters in Redis: the outbox, without threads and HTTP."""
 
 from sweeperd.outbox.announcements import Announcements
-from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlog, read_backlogs
+from sweeperd.outbox.backlog import BacklogMemory, GroupBacklog, read_backlogs
 from sweeperd.outbox.circuits import CircuitNote, CircuitState, CircuitStateStore
 from sweeperd.outbox.delivery_rate import DeliveryRate
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore

@@ -89,20 +89,6 @@ class BacklogMemory:
             self._shares[group["name"]] = group["last-delivered-id"], self._clock(), share
 
 
-def read_backlog(
-    shard: Shard,
-    group: dict[str, Any] | None,
-    subscription: Subscription | None,
-    now_ms: int,
-    *,
-    to_the_end: bool = False,
-    memory: BacklogMemory | None = None,
-) -> GroupBacklog | None:
-    """Like `read_backlogs`, for one group."""
-    (found,) = read_backlogs(shard, [(group, subscription)], now_ms, to_the_end=to_the_end, memory=memory)
-    return found
-
-
 def read_backlogs(
     shard: Shard,
     groups: Sequence[tuple[dict[str, Any] | None, Subscription | None]],

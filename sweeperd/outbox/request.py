@@ -42,38 +42,24 @@ class WebhookRequest:
 
 
 def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
-    """The request with these events: one or more, or exactly one without `batches`."""
+    """
+    The request with these events as a JSON array, or with one event as a JSON object. A retry of the same batch has the
+    same webhook id.
+    """
+    first, headers = messages[0], {"Content-Type": _CONTENT_TYPES[form, batches]}
+    if first.sequence:
+        headers["X-Sweeperd-Sequence"] = first.sequence
     if batches:
-        return batch_request(messages, form)
-    (message,) = messages
-    return single_request(message, form)
-
-
-def single_request(message: Message, form: Format) -> WebhookRequest:
-    """The request with one event as a JSON object."""
-    headers = _headers(message.sequence, _CONTENT_TYPES[form, False])
-    headers["X-Cycles-Event-Id"] = message.event_id
-    if _is_token(message.event_type):
-        headers["X-Cycles-Event-Type"] = message.event_type
-    if message.trace_id:
-        headers["X-Cycles-Trace-Id"] = message.trace_id
-    return WebhookRequest(message.event_id, message.body, headers, message.event_id, [message.trace_id])
-
-
-def batch_request(messages: Sequence[Message], form: Format) -> WebhookRequest:
-    """The request with several events as a JSON array. A retry of the same batch has the same webhook id."""
-    event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
-    webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
-    headers = _headers(messages[0].sequence, _CONTENT_TYPES[form, True])
-    body = b"[%b]" % b",".join([message.body for message in messages])
-    return WebhookRequest(webhook_id, body, headers, event_ids[0], trace_ids)
-
-
-def _headers(sequence: str, content_type: str) -> dict[str, str]:
-    headers = {"Content-Type": content_type}
-    if sequence:
-        headers["X-Sweeperd-Sequence"] = sequence
-    return headers
+        event_ids, trace_ids = [message.event_id for message in messages], [message.trace_id for message in messages]
+        webhook_id = "batch_" + hashlib.sha256(",".join(event_ids).encode()).hexdigest()[:32]
+        body = b"[%b]" % b",".join([message.body for message in messages])
+        return WebhookRequest(webhook_id, body, headers, first.event_id, trace_ids)
+    headers["X-Cycles-Event-Id"] = first.event_id
+    if _is_token(first.event_type):
+        headers["X-Cycles-Event-Type"] = first.event_type
+    if first.trace_id:
+        headers["X-Cycles-Trace-Id"] = first.trace_id
+    return WebhookRequest(first.event_id, first.body, headers, first.event_id, [first.trace_id])
 
 
 class EventEncoder:

@@ -12,7 +12,7 @@ from sweeperd.ops.check.endpoints import check_endpoints
 from sweeperd.ops.check.findings import CheckLevel
 from sweeperd.ops.endpoint_health import LISTED
 from sweeperd.ops.status import ATTEMPTS, ShardStatus, read_status
-from sweeperd.outbox import CircuitNote, Subscription, read_backlog
+from sweeperd.outbox import CircuitNote, Subscription, read_backlogs
 from sweeperd.store import Shard, streams
 from tests.integration.conftest import Sweeperd
 from tests.support.harness import server_time
@@ -93,7 +93,7 @@ def test_endpoints_at_the_same_position_share_what_is_read(
     groups = streams.groups(client, shard.keys.events)
     for endpoint in found[0].endpoints[:3]:
         subscription = Subscription(EndpointSettings.model_validate(listed(1, **more)[0] | {"name": endpoint.endpoint}))
-        alone = read_backlog(shard, groups[endpoint.endpoint.encode()], subscription, found[0].now_ms)
+        (alone,) = read_backlogs(shard, [(groups[endpoint.endpoint.encode()], subscription)], found[0].now_ms)
         assert alone is not None
         assert (endpoint.pending, endpoint.oldest_pending_seconds) == (alone.events, alone.oldest_seconds)
 

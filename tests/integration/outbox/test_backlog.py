@@ -9,7 +9,7 @@ import redis
 
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
-from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlog, read_backlogs
+from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlogs
 from sweeperd.outbox.backlog import REMEMBERED, SAMPLE_BYTES
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
@@ -28,7 +28,7 @@ def stream(shard: Shard) -> Outbox:
 
 def backlog(shard: Shard, subscription: Subscription | None = None, **options: Any) -> GroupBacklog:
     group = streams.groups(shard.client, shard.keys.events).get(GROUP.encode())
-    found = read_backlog(shard, group, subscription, shard.read_clock(), **options)
+    (found,) = read_backlogs(shard, [(group, subscription)], shard.read_clock(), **options)
     assert found is not None
     return found
 
@@ -48,7 +48,7 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
         found = backlog(shard)
         return found.events, found.oldest_seconds
 
-    assert read_backlog(shard, None, None, shard.read_clock()) is None, "nobody knows"
+    assert read_backlogs(shard, [(None, None)], shard.read_clock()) == [None], "nobody knows"
     add(client, 3, at=1000)  # before the group, so they are not its own
     stream.groups.ensure(GROUP)
     assert now() == (0, 0.0)
@@ -86,7 +86,7 @@ def test_groups_at_one_position_are_counted_as_each_alone(shard: Shard, client: 
             for name, some in tenants.items()
         ]
         together = read_backlogs(shard, [*groups, (None, None)], now)
-        assert together == [*(read_backlog(shard, group, wanted, now) for group, wanted in groups), None]
+        assert together == [*(read_backlogs(shard, [each], now)[0] for each in groups), None]
 
     compare()
     client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
@@ -101,7 +101,7 @@ def test_nobody_knows_how_many_wait_if_the_group_goes_meanwhile(
     stream.read(GROUP, 1)
     group = streams.groups(client, shard.keys.events)[GROUP.encode()]
     client.xgroup_destroy(KEY, GROUP)
-    assert read_backlog(shard, group, None, shard.read_clock()) is None
+    assert read_backlogs(shard, [(group, None)], shard.read_clock()) == [None]
 
 
 def test_a_long_backlog_is_read_again_only_where_the_group_has_moved(

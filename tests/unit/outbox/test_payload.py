@@ -13,7 +13,7 @@ from hypothesis import example, given, strategies
 from sweeperd.config import Format
 from sweeperd.outbox import EventEncoder, Message, OutboxEntry, message
 from sweeperd.outbox.event import EXPIRY_FIELDS
-from sweeperd.outbox.request import batch_request
+from sweeperd.outbox.request import webhook_request
 
 TRACE = "0123456789abcdef0123456789abcdef"
 EVENT = {
@@ -372,5 +372,5 @@ def test_a_batch_holds_the_events(form: Format, events: list[dict[bytes, bytes]]
     taken = [OutboxEntry.of(name, 1, fields) for name, fields in zip(ids, events, strict=True)]
     sent, messages = encoder.request(taken), list(map(encoder, taken))
     messages[0] = messages[0]._replace(sequence="seats:00000001700000065456-00000000000000000000")
-    assert sent == batch_request(messages, form)
+    assert sent == webhook_request(messages, form, batches=True)
     assert json.loads(sent.body) == [json.loads(each.body) for each in messages]

@@ -8,7 +8,7 @@ from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.config import Format
 from sweeperd.outbox import EventEncoder, Message, OutboxEntry
-from sweeperd.outbox.request import batch_request, single_request
+from sweeperd.outbox.request import webhook_request
 
 ONE = Message("evt_1", "reservation.expired", "1" * 32, b'{"a":1}', "default:1-1")
 TWO = Message("evt_2", "reservation.expired", "2" * 32, b'{"a":2}', "default:1-2")
@@ -18,7 +18,7 @@ TWO = Message("evt_2", "reservation.expired", "2" * 32, b'{"a":2}', "default:1-2
     ("form", "content_type"), [("event", "application/json"), ("cloudevents", "application/cloudevents+json")]
 )
 def test_a_single_event(form: Format, content_type: str) -> None:
-    request = single_request(ONE, form)
+    request = webhook_request([ONE], form, batches=False)
     assert (request.webhook_id, request.body, request.trace_id, request.events) == ("evt_1", ONE.body, "1" * 32, 1)
     assert request.headers == {
         "Content-Type": content_type,
@@ -30,7 +30,7 @@ def test_a_single_event(form: Format, content_type: str) -> None:
 
 
 def test_what_an_event_lacks_is_no_header() -> None:
-    request = single_request(ONE._replace(trace_id="", sequence=""), "event")
+    request = webhook_request([ONE._replace(trace_id="", sequence="")], "event", batches=False)
     assert set(request.headers) == {"Content-Type", "X-Cycles-Event-Id", "X-Cycles-Event-Type"}
 
 
@@ -49,14 +49,14 @@ def test_what_cannot_stand_in_a_header_is_left_out(odd: str) -> None:
     ("form", "content_type"), [("event", "application/json"), ("cloudevents", "application/cloudevents-batch+json")]
 )
 def test_a_batch(form: Format, content_type: str) -> None:
-    request = batch_request([ONE, TWO], form)
+    request = webhook_request([ONE, TWO], form, batches=True)
     assert json.loads(request.body) == [{"a": 1}, {"a": 2}]
     assert request.headers == {"Content-Type": content_type, "X-Sweeperd-Sequence": "default:1-1"}
     assert (request.trace_id, request.events) == ("1" * 32, 2)
 
 
 def test_a_batch_of_one_is_an_array() -> None:
-    request = batch_request([ONE], "event")
+    request = webhook_request([ONE], "event", batches=True)
     assert json.loads(request.body) == [{"a": 1}]
     assert request.events == 1
     assert not [name for name in request.headers if name.startswith("X-Cycles-")]
@@ -64,16 +64,16 @@ def test_a_batch_of_one_is_an_array() -> None:
 
 def test_the_id_of_a_batch_comes_from_its_events() -> None:
     batches = [[ONE], [TWO], [ONE, TWO], [TWO, ONE]]
-    ids = [batch_request(batch, "event").webhook_id for batch in batches]
-    assert ids == [batch_request(batch, "cloudevents").webhook_id for batch in batches]
+    ids = [webhook_request(batch, "event", batches=True).webhook_id for batch in batches]
+    assert ids == [webhook_request(batch, "cloudevents", batches=True).webhook_id for batch in batches]
     assert len(set(ids)) == len(ids)
-    assert batch_request([ONE._replace(body=b"{}")], "event").webhook_id == ids[0]
+    assert webhook_request([ONE._replace(body=b"{}")], "event", batches=True).webhook_id == ids[0]
 
 
 def test_each_element_of_a_batch_is_a_cloud_event() -> None:
     encoder = EventEncoder("default", b"", "cloudevents")
     messages = [encoder(OutboxEntry.of(b"1-%d" % number, 1, {b"id": b"r%d" % number})) for number in range(3)]
-    elements = json.loads(batch_request(messages, "cloudevents").body)
+    elements = json.loads(webhook_request(messages, "cloudevents", batches=True).body)
     events = [JSONFormat().read(CloudEvent, json.dumps(element)) for element in elements]
     assert [event.get_subject() for event in events] == ["r0", "r1", "r2"]
     sequences = [event.get_extension("sequence") for event in events]

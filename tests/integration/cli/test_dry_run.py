@@ -56,7 +56,7 @@ class Trouble(Configured):
         (config.parent / "permit.lua").write_text(PERMIT, encoding="utf-8")
         super().__init__(client, run, config, url, SEAT_HOLD + GIVES_BACK + PERMITS)
         reserve(client, [f"r{number}" for number in range(12)], amount=5)
-        reserve(client, ["grace"], overdue_by=-30_000, grace=60_000)
+        reserve(client, ["grace"], overdue_by=-300_000, grace=600_000)
         client.zadd("reservation:ttl", {"grace": DEADLINE})
         client.hset("reservation:res_r0", "state", "COMMITTED")
         client.hset("reservation:res_r1", "estimate_amount", "many")

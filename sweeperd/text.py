@@ -87,11 +87,6 @@ def mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
 
 
-def is_meant(given: str, value: bytes) -> bool:
-    """Whether `given` is this value, either as `decode` shows it or as raw bytes."""
-    return decode(value) == given or value == given.encode("utf-8", "surrogateescape")
-
-
 def per_second(rate: float) -> str:
     """A readable rate: `0.13`, `12.5`, `1,234`. The status page uses the same format."""
     return f"{rate:,.{0 if rate >= 100 else 1 if rate >= 10 else 2}f}"

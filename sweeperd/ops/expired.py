@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.sweep.reservations import kind_of_event
-from sweeperd.text import is_meant, rfc3339, whole
+from sweeperd.text import candidates, rfc3339, whole
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class ExpiryReader:
 
     def __post_init__(self) -> None:
         self._first = first_searched(self.since_ms)
+        self._tenants = None if self.tenant is None else candidates(self.tenant)
 
     def read(self) -> Iterator[Expiry]:
         """The expiries that were not read yet, page by page."""
@@ -70,7 +71,7 @@ class ExpiryReader:
                 yield Expiry(self.shard.name, entry, lag, self.shard.origin, fields)
 
     def _is_wanted(self, fields: dict[bytes, bytes]) -> bool:
-        of_tenant = self.tenant is None or is_meant(self.tenant, fields.get(b"tenant", b""))
+        of_tenant = self._tenants is None or fields.get(b"tenant", b"") in self._tenants
         return of_tenant and self.kind in (None, kind_of_event(fields))
 
 

@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.text import decode, is_meant, whole
+from sweeperd.text import candidates, decode, whole
 
 #: How many dead letters to replay or drop in one batch.
 PAGE = 100
@@ -55,7 +55,7 @@ class DeadLetterFilter:
     tenant: str | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        of_tenant = self.tenant is None or is_meant(self.tenant, letter.tenant)
+        of_tenant = self.tenant is None or letter.tenant in candidates(self.tenant)
         return of_tenant and self.endpoint in (None, letter.endpoint)
 
 

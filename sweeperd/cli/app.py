@@ -17,9 +17,9 @@ from click.shell_completion import CompletionItem
 from sweeperd import __version__
 from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, OnceOptions, Options, fail
-from sweeperd.cli.signals import end_at_once
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.runtime.process import Role, hung_up, importing, in_own_process, release_hang_ups
+from sweeperd.runtime.signals import end_at_once
 
 #: Subcommand -> its line in the help. A subcommand's module is imported only when the subcommand runs.
 _COMMANDS = {

@@ -17,10 +17,10 @@ from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
-from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.trouble import ShardTrouble, working_on
+from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
 from sweeperd.sweep.reservations import RESERVATIONS

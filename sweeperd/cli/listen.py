@@ -13,9 +13,9 @@ from pydantic import Field
 from sweeperd.cli.moment import duration
 from sweeperd.cli.options import Exit, fail, json_option
 from sweeperd.cli.output import Output
-from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config.secrets import clean_secret, ed25519_public, resolved
 from sweeperd.document import Document, Moment
+from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.web.receiver import Receiver, Verifier, find_problem, verifier
 
 REFUSED = 401

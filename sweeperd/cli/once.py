@@ -16,11 +16,11 @@ from prometheus_client import push_to_gateway, write_to_textfile
 from sweeperd import redis_url
 from sweeperd.cli.options import Exit, OnceOptions, Options
 from sweeperd.cli.output import stage_bars
-from sweeperd.cli.signals import stop_on_signals
 from sweeperd.metrics import Metrics
 from sweeperd.runtime.last_resort import LastResort
 from sweeperd.runtime.once import OnceReport, run_once
 from sweeperd.runtime.process import in_own_process
+from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.sweep.kind import Outcome
 from sweeperd.tracing import tracing
 

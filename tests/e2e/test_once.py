@@ -12,7 +12,7 @@ import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.support.harness import budget, command, environment, eventually, once, reserve, run
+from tests.support.harness import command, environment, eventually, once, reserve, run
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server, free_port
 
@@ -28,17 +28,6 @@ def test_nothing_to_do(server: Server) -> None:
     assert set(done.report) == KEYS
     assert not any(value for name, value in done.report.items() if name != "duration_seconds")
     assert done.errors == ""
-
-
-@pytest.mark.every_redis
-def test_grace_is_respected(server: Server, client: redis.Redis) -> None:
-    reserve(client, ["in-grace"], overdue_by=-60_000, grace=120_000)
-    reserve(client, ["over"], overdue_by=1, grace=120_000)
-    done = once(environment(server.url))
-    assert (done.report["in_grace"], done.report["expired"]) == (1, 1)
-    assert client.hget("reservation:res_in-grace", "state") == b"ACTIVE"
-    assert client.hget("reservation:res_over", "state") == b"EXPIRED"
-    assert budget(client) == (5, 5)
 
 
 def test_default_grace_is_for_those_without_their_own(server: Server, client: redis.Redis) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,8 +116,9 @@ def test_the_next_leader_learns_when_graces_end_that_only_the_last_one_knew(
         eventually(lambda: outcome(first, "in_grace") == 20)
         first.kill()
         reserve(client, ["wakes"], overdue_by=-100)
+        # Long before the interval.
         eventually(lambda: not client.zcard("reservation:ttl"))
-        assert max(late(client, ids)) < 6000 + 5000
+        assert min(late(client, ids)) > 6000
 
 
 def test_without_precision_a_deadline_waits_for_the_interval(
@@ -197,6 +199,6 @@ def test_what_idle_daemons_ask(server: Server, client: redis.Redis, tmp_path: Pa
         for each in running:
             eventually(lambda each=each: sweeps(each, "ok") + sweeps(each, "standby"))
         threading.Event().wait(6.0)  # each has heard who leads
-        before = calls(client)
+        began, before = time.monotonic(), calls(client)
         threading.Event().wait(2.0)
-        assert calls(client) - before <= 2 * 40
+        assert calls(client) - before <= 40 * (time.monotonic() - began)

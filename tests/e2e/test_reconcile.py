@@ -78,14 +78,6 @@ def test_the_daemon_walks_kinds_and_its_page_names_them(client: redis.Redis, ser
         assert running.terminate() == 0
 
 
-def test_a_walk_under_way_does_not_keep_it_from_stopping(client: redis.Redis, server: Server, tmp_path: Path) -> None:
-    reserve(client, [str(number) for number in range(300)], overdue_by=LATER)
-    with daemon(environment(server.url, reconcile__interval="1s", reconcile__rate=1), tmp_path) as running:
-        eventually(lambda: client.exists("sweeperd:lease:reconcile"))
-        assert running.terminate(limit=5) == 0
-    assert not client.exists("sweeperd:lease:reconcile")
-
-
 def test_two_operators_end_one_drift_once(client: redis.Redis, server: Server) -> None:
     reserve(client, ["one", "two"], overdue_by=LATER, amount=100)
     before = budget(client)
@@ -113,35 +105,6 @@ def test_on_a_terminal_there_are_a_bar_and_a_table(client: redis.Redis, server: 
         assert terminal.end() == 1
     for told in (b"default: walking the hashes", b"100%", b"expected", b"\x1b[31mlost", rb"\x1b[31morphan\t"):
         assert told in terminal.seen, terminal.seen
-
-
-def test_a_restarted_daemon_goes_on_with_its_walk(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """The place is kept in Redis: the second process does not begin anew, and finds what the first had not reached."""
-    total = 1200
-    reserve(client, [f"r{number}" for number in range(total)], overdue_by=-600_000)
-    client.zremrangebyrank("reservation:ttl", 0, -1)
-    # The first walk begins 2 s after the start (a quarter of the interval). The rate rises from 1 key a second to what
-    # ends a walk within 4 s (half of the interval).
-    env = environment(server.url, reconcile__interval="8s", reconcile__rate=1)
-    first, second = tmp_path / "first", tmp_path / "second"
-    for path in (first, second):
-        path.mkdir()
-
-    def reservations_read() -> int:
-        return int(client.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"])
-
-    with daemon(env, first) as running:
-        eventually(lambda: client.exists("sweeperd:lease:reconcile"), limit=30)
-        before = reservations_read()  # the budgets are read before
-        eventually(lambda: reservations_read() > before + 100)
-        assert running.terminate() == 0
-    assert client.hexists("sweeperd:reconcile", "cursor"), "the stop came in the middle of the walk"
-    with daemon(env, second) as running:
-        (line,) = eventually(lambda: running.logged("reconciled"), limit=60)
-        # The page at which the first walk stopped is read again, and counted once.
-        assert (line["resumed"], line["hashes"]) == (True, total)
-        assert running.metric("sweeperd_reconcile_findings", finding="lost") == total
-    assert not client.hexists("sweeperd:reconcile", "cursor")
 
 
 def test_a_hash_belongs_to_the_kind_with_the_longer_key(client: redis.Redis, server: Server, tmp_path: Path) -> None:

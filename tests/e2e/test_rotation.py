@@ -13,11 +13,8 @@ import redis
 import standardwebhooks
 
 from sweeperd.webhook_keys import generate_pair
-from tests.support import acl
-from tests.support.authority import Authority
-from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver, Request
-from tests.support.rotation import USER, Rotation
 from tests.support.servers import Server
 
 #: Requests of each endpoint that have to come in each phase.
@@ -195,33 +192,6 @@ def test_a_rotated_password_of_redis_needs_no_person(own_server: Server, tmp_pat
         assert not running.logged("the new settings are refused, the old ones stay")
 
 
-@pytest.mark.slow
-def test_a_password_that_a_command_prints_changes_under_traffic(own_server: Server, tmp_path: Path) -> None:
-    """Every second, with all connections closed. Each event comes once, and no password is told."""
-    with redis.Redis.from_url(own_server.url) as client, Receiver() as hook:
-        rotation = Rotation([client], tmp_path, ["on", *acl.rules()])
-        env = environment(
-            own_server.url,
-            endpoints=[{"name": "hook", "url": hook.url}],
-            redis__user=USER,
-            redis__password=rotation.command,
-            sweep__interval="100ms",
-            webhooks__redelivery_initial="1s",
-        )
-        with daemon(env, tmp_path) as running:
-            with rotation.turning(1, disconnecting=True), load(client) as made:
-                eventually(lambda: len(rotation.passwords) > 4 and made() > 200, limit=60)
-            eventually(lambda: hook.distinct == made(), limit=60)
-            eventually(lambda: running.get("/readyz")[0] == 200)
-            assert running.terminate() == 0
-        rotation.turn()
-        reserve(client, ["last"])
-        assert once(env).report["expired"] == 1
-        assert hook.distinct == made() + 1
-        log = "".join(path.read_text() for path in tmp_path.glob("*.log"))
-        assert not [password for password in rotation.passwords if password in log]
-
-
 def test_a_changed_file_of_an_endpoint_s_secret_is_read_again(
     server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:
@@ -245,33 +215,3 @@ def test_a_changed_file_of_an_endpoint_s_secret_is_read_again(
             reserve(client, ["r3"])
             third = receiver.wait_for(lambda requests: len(requests) == 3)[-1]
             assert shared(new)(third)
-
-
-def test_the_cas_of_the_environment_are_read_again(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """A receiver that gets a certificate of a new CA, and a bundle that follows."""
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-    old, new = (Authority(tmp_path / name) for name in ("old", "new"))
-    bundle = tmp_path / "bundle.pem"
-    bundle.write_bytes(Path(old.ca()).read_bytes())
-    # Each request needs a new connection, and so a handshake.
-    with Receiver(lambda *_: Answer(headers={"Connection": "close"}), tls=old.server()) as receiver:
-        settings: dict[str, object] = {
-            "webhooks__attempts": 1,
-            "webhooks__redelivery_initial": "200ms",
-            "webhooks__redelivery_max": "400ms",
-            "webhooks__probe_max": "400ms",
-        }
-        endpoints = [{"name": "billing", "url": receiver.url}]
-        env = environment(server.url, sweep__interval="200ms", endpoints=endpoints, **settings)
-        with daemon(env | {"REQUESTS_CA_BUNDLE": str(bundle)}, tmp_path) as running:
-            reserve(client, ["r1"])
-            receiver.wait_for(lambda requests: len(requests) == 1)
-            receiver.tls = new.server()
-            reserve(client, ["r2"])
-            failed = {"endpoint": "billing", "result": "failed"}
-            eventually(lambda: running.metric("sweeperd_webhook_attempts_total", **failed) >= 1)
-            (tmp_path / "next").write_bytes(Path(new.ca()).read_bytes())
-            (tmp_path / "next").rename(bundle)
-            receiver.wait_for(lambda requests: len(requests) == 2)
-            assert running.metric("sweeperd_reloads_total", result="ok") == 1

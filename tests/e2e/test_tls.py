@@ -8,7 +8,6 @@ from pathlib import Path
 import redis
 
 from tests.support.authority import Authority
-from tests.support.forward_proxy import ForwardProxy
 from tests.support.harness import Daemon, daemon, environment, eventually, reserve
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
@@ -85,48 +84,3 @@ def test_certificates_that_are_replaced_take_effect_with_a_reload(
             assert all(isinstance(request.event, list) for request in receiver.requests)
     assert str(tmp_path / "ours") not in (text := "".join(map(str, running.lines())))
     assert "PRIVATE KEY" not in text
-
-
-def test_a_key_that_does_not_fit_is_refused_at_a_reload(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """The old pair stays in use."""
-    authority = Authority(tmp_path)
-    authority.ca()
-    cert, key = authority.client()
-    with Receiver(tls=authority.server(demands=True)) as receiver:
-        lines = [
-            f'url = "{receiver.url}"',
-            f'ca = "{authority.ca()}"',
-            f'client_cert = "{cert}"',
-            f'client_key = "{key}"',
-        ]
-        with sweeping(server, tmp_path, *lines) as running:
-            shutil.copy(authority.client("other.pem", "other-key.pem")[1], key)
-            running.reload()
-            (line,) = eventually(lambda: running.logged("the new settings are refused, the old ones stay"))
-            assert f"webhooks.endpoints[0].client_key: {key}" in line["error"]
-            assert running.metric("sweeperd_reloads_total", result="refused") == 1
-
-
-def test_an_expired_certificate(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """Once the receiver has a new one, everything is delivered without a reload."""
-    authority = Authority(tmp_path)
-    with Receiver(tls=authority.server(expired=True)) as receiver:
-        with sweeping(server, tmp_path, f'url = "{receiver.url}"', f'ca = "{authority.ca()}"') as running:
-            failed(running, client, receiver, "TLS: the receiver's certificate has expired")
-            receiver.tls = authority.server()
-            delivered(running, client)
-
-
-def test_a_proxy_with_another_password(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    secret = tmp_path / "proxy"
-    with Receiver(tls=authority.server()) as receiver, ForwardProxy("sweeperd:right") as proxy:
-        secret.write_text(proxy.url("sweeperd:wrong"))
-        lines = [f'url = "{receiver.url}"', f'ca = "{authority.ca()}"', f'proxy = "file:{secret}"']
-        with sweeping(server, tmp_path, *lines) as running:
-            failed(running, client, receiver, "the proxy: it answers 407 Proxy Authentication Required")
-            secret.write_text(proxy.url("sweeperd:right"))
-            running.reload()
-            delivered(running, client)
-            assert "sweeperd:wrong" not in "".join(map(str, running.lines()))
-    assert proxy.passed

@@ -1,6 +1,5 @@
 """Stops, restarts, flushes, fills and demotes Redis: the daemon survives, and nothing is lost or doubled."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -8,8 +7,7 @@ import redis
 
 from tests.faults.subscribers import Subscribers
 from tests.support.books import Property, check, read
-from tests.support.harness import IN_HAND, budget, daemon, environment, eventually, reserve
-from tests.support.receiver import Receiver
+from tests.support.harness import budget, daemon, environment, eventually, reserve
 from tests.support.servers import Binary, Server
 
 #: What was answered was written to the file before; `kill -9` takes the process, not what it has written.
@@ -82,28 +80,6 @@ def test_a_full_redis_is_swept_and_delivered_from(own_server: Server, tmp_path: 
             subscribers.check_doubled(0)
 
 
-def test_a_redis_far_above_its_maxmemory_gets_no_fuller_until_it_has_memory(own_server: Server, tmp_path: Path) -> None:
-    """Readers of `/metrics` and of the page learn of it within seconds, and everything expires once there is memory."""
-    with connect(own_server) as client:
-        reserve(client, [str(number) for number in range(300)])
-        client.config_set("maxmemory", client.info("memory")["used_memory"] * 100 // 150)
-        env = environment(own_server.url, sweep__interval="100ms", sweep__batch_size=20)
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_deferred_entries", kind="reservations") == 280)
-            assert running.metric("sweeperd_candidates_total", outcome="expired") == 20
-            assert running.metric("sweeperd_candidates_total", outcome="deferred") >= 280
-            used = running.metric("sweeperd_redis_memory_used_bytes", shard="default")
-            assert used > 1.1 * running.metric("sweeperd_redis_memory_limit_bytes", shard="default") > 0
-            assert running.get("/readyz")[0] == 200, "it does what it may"
-            eventually(lambda: json.loads(running.get("/status.json")[1])["answers"][0]["answer"] == "No")
-            assert len(running.told("expiries are deferred, because Redis is full")) == 1
-            client.config_set("maxmemory", 0)
-            eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 300)
-            eventually(lambda: running.metric("sweeperd_deferred_entries", kind="reservations") == 0)
-            eventually(lambda: len(running.logged("expiries are no longer deferred")) == 1)
-        assert budget(client) == (0, 1500)
-
-
 def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, tmp_path: Path) -> None:
     with connect(own_server) as client, Server(own_server.binary) as primary:
         with daemon(environment(own_server.url, sweep__interval="100ms"), tmp_path) as running:
@@ -115,40 +91,3 @@ def test_a_primary_that_became_a_replica_is_not_written_to(own_server: Server, t
             reserve(client, ["one"])
             eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 1)
             eventually(lambda: running.get("/readyz")[0] == 200)
-
-
-def test_redis_is_paused_for_longer_than_the_time_out(own_server: Server, tmp_path: Path) -> None:
-    with Receiver() as receiver, connect(own_server) as client:
-        env = environment(
-            own_server.url,
-            sweep__interval="100ms",
-            redis__socket_timeout="500ms",
-            endpoints=[{"name": "hook", "url": receiver.url}],
-        )
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.get("/readyz")[0] == 200)
-            eventually(lambda: len(running.logged("delivery waits for redis")) == 0)
-            reserve(client, [str(number) for number in range(1000)])
-            client.client_pause(2000)
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="error") >= 1)
-            eventually(lambda: client.xlen("sweeperd:events") == 1000)
-            receiver.wait_for(lambda requests: len({request.event_id for request in requests}) == 1000, limit=40)
-            eventually(lambda: client.xpending("sweeperd:events", "hook")["pending"] == 0, limit=40)
-            check(read(client), set(Property))
-            assert budget(client) == (0, 5000)
-            assert len(receiver.requests) - 1000 <= IN_HAND
-
-
-def test_everything_is_flushed_under_it(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    with Receiver() as receiver:
-        env = environment(server.url, sweep__interval="100ms", endpoints=[{"name": "hook", "url": receiver.url}])
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
-            reserve(client, ["one"])
-            receiver.wait_for(lambda requests: len(requests) == 1)
-            client.flushall()
-            reserve(client, ["two"])
-            requests = receiver.wait_for(lambda requests: len(requests) == 2)
-            assert requests[1].event["data"]["reservation_id"] == "two"
-            assert running.told("a consumer group was lost and is made again")
-            assert running.metric("sweeperd_groups_remade_total", shard="default") == 1

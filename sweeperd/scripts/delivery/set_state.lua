@@ -15,8 +15,7 @@
 -- @include set_fields
 
 local function unreadable(state)
-  return type(state) ~= 'table' or state[1] ~= nil
-    or (state.muted_until ~= nil and type(state.muted_until) ~= 'number')
+  return (state.muted_until ~= nil and type(state.muted_until) ~= 'number')
     or (state.mute_ms ~= nil and type(state.mute_ms) ~= 'number')
     or (state.paused_at ~= nil and state.paused_at ~= json.null and type(state.paused_at) ~= 'number')
 end
@@ -40,7 +39,7 @@ local found = redis.call('HGET', KEYS[1], ARGV[1])
 local was_paused = false
 if found then
   local is_json, state = pcall(json.decode, found)
-  was_paused = not is_json or unreadable(state) or is_pause(state)
+  was_paused = not is_json or not string.find(found, '^%s*{') or unreadable(state) or is_pause(state)
   if not paused and (was_paused or end_of_mute(state) >= wanted.muted_until) then
     return found
   end

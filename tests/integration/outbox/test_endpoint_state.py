@@ -23,13 +23,6 @@ def store(shard: Shard) -> EndpointStateStore:
     return EndpointStateStore(shard)
 
 
-def test_an_endpoint_that_is_not_on_it_is_open(store: EndpointStateStore) -> None:
-    state = store.read("billing")
-    assert state == EndpointState()
-    assert not state.paused
-    assert state.muted_until == 0
-
-
 def test_pause(store: EndpointStateStore, shard: Shard, client: redis.Redis) -> None:
     before = server_time(client)
     told = store.pause("billing", "the receiver answered 410")
@@ -90,15 +83,6 @@ def test_the_later_end_of_two_mutes_holds(store: EndpointStateStore) -> None:
     assert store.read("billing") == longer
 
 
-@pytest.mark.parametrize(
-    "note", [b"nonsense", b'{"muted_until": "soon"}', b'{"paused_at": "noon"}', b'"paused"', b"null"]
-)
-def test_quiet_leaves_alone_what_cannot_be_read(note: bytes, store: EndpointStateStore, client: redis.Redis) -> None:
-    client.hset(KEY, "billing", note)
-    assert store.mute("billing", 60).paused
-    assert client.hget(KEY, "billing") == note
-
-
 def test_quiet(store: EndpointStateStore, client: redis.Redis) -> None:
     told = store.mute("billing", 90.5)
     state = store.read("billing")
@@ -107,27 +91,15 @@ def test_quiet(store: EndpointStateStore, client: redis.Redis) -> None:
     assert state.muted_until == pytest.approx(server_time(client) + 90_500, abs=20_000)
 
 
-@pytest.mark.parametrize(
-    "note",
-    [
-        b"",
-        b"nonsense",
-        b"\xff",
-        b"[]",
-        b"[1, 2]",
-        b"5",
-        b"null",
-        b'"paused"',
-        b'{"muted_until": "soon"}',
-        b'{"muted_until": null}',
-    ],
-)
+@pytest.mark.parametrize("note", [b"", b"nonsense", b"\xff", b"[]", b"null", b'"paused"', b'{"muted_until": "soon"}'])
 def test_what_cannot_be_read_pauses_it(note: bytes, store: EndpointStateStore, client: redis.Redis) -> None:
     """To send to a receiver that must be left alone is worse than to wait."""
     client.hset(KEY, "billing", note)
     state = store.read("billing")
     assert state.paused
     assert KEY in state.reason
+    assert store.mute("billing", 60).paused
+    assert client.hget(KEY, "billing") == note, "it stays as it is"
 
 
 def test_a_field_of_a_later_version_is_ignored(store: EndpointStateStore, client: redis.Redis) -> None:

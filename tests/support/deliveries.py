@@ -23,6 +23,10 @@ from tests.support.harness import eventually
 EVENTS = "sweeperd:events"
 
 
+#: A reader sees soon that it is to stop.
+QUICK = Timing(block=0.1)
+
+
 class Delivery:
     """A running dispatcher with one endpoint, `hook`, and what can be measured of it."""
 
@@ -92,6 +96,7 @@ def deliver(shard: Shard) -> Deliver:
             "redelivery_max": "1s",
             "attempts": 1,
             "backoff_initial": "10ms",
+            "timing": QUICK,
         }
         delivery = Delivery(shard, url, concurrency, endpoint or {}, **(quick | webhooks))
         delivery.dispatcher.start()
@@ -117,7 +122,7 @@ class Running:
         settings = Settings.model_validate({"webhooks": webhooks})
         concurrency = how.pop("concurrency", 16)
         idle = how.pop("until_idle", False)
-        timing = Timing(**how)
+        timing = Timing(**{"block": QUICK.block} | how)
         context = ShardContext(settings, shard, metrics, self.stop, concurrency, timing=timing, until_idle=idle)
         self.dispatcher = Dispatcher(context)
 

@@ -18,13 +18,10 @@ from sweeperd.outbox import EndpointStateStore, Outbox
 from sweeperd.store import Shard
 from tests.integration.delivery.test_relay import subscribe
 from tests.integration.delivery.test_replays import add, begin, ended, seen
-from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
+from tests.support.deliveries import EVENTS, QUICK, Deliver, Delivery, expire
 from tests.support.harness import eventually, server_time
 from tests.support.raw_server import raw_server
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
-
-#: The reader sees a stop soon.
-QUICK = Timing(block=0.05)
 
 HOUR = 3_600_000
 NOWHERE = "http://127.0.0.1:9/"
@@ -127,7 +124,8 @@ def relaying(
     """A dispatcher with nothing but the relay."""
     metrics, stop = Metrics(), threading.Event()
     settings = Settings.model_validate({"cycles": {"enabled": True, "dispatch_backlog": limit, "dispatch_wait": "1s"}})
-    context = ShardContext(settings, shard, metrics, stop, 2, timing=Timing(block=0.05), until_idle=until_idle)
+    timing = Timing(block=0.05, brake_pause=0.05)
+    context = ShardContext(settings, shard, metrics, stop, 2, timing=timing, until_idle=until_idle)
     dispatcher = Dispatcher(context)
     dispatcher.prepare()
     return dispatcher, metrics, stop
@@ -141,7 +139,7 @@ def test_a_run_that_ends_leaves_what_waits_for_the_dispatcher_of_cycles(shard: S
     """It fills the list up to the limit. The next run takes what is left first, and none counts it as a failure."""
     subscribe(client, "whsub_1")
     left = 300 + LIMIT
-    for run in range(3):
+    for run in range(2):
         dispatcher, metrics, _ = relaying(shard, until_idle=True)
         assert waits(metrics) == 0
         if not run:
@@ -234,7 +232,7 @@ def test_a_stop_ends_the_waits_of_endpoints_and_replays(shard: Shard, client: re
     now = server_time(client)
     add(client, now - HOUR, 3)
     EndpointStateStore(shard).pause("hook", "moving house")
-    with deliver(NOWHERE, timing=Timing(refresh_every=60), **LONG) as delivery:
+    with deliver(NOWHERE, timing=Timing(refresh_every=60, block=0.1), **LONG) as delivery:
         begin(shard, now - 2 * HOUR, now)
         delivery.dispatcher.refresh_replays()
         (live,), (replay,) = delivery.dispatcher.lanes, delivery.dispatcher._replays.lanes
@@ -247,7 +245,7 @@ def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(client:
     answered = threading.Event()
     with (
         Receiver(answering_after(answered)) as receiver,
-        deliver(receiver.url, timeout="60s", timing=QUICK) as delivery,
+        deliver(receiver.url, timeout="60s") as delivery,
         at_the_end(answered),
     ):
         assert delivery.dispatcher.complete
@@ -261,34 +259,9 @@ def test_a_join_ends_at_its_deadline_and_what_is_in_flight_stays_its_own(client:
         assert not delivery.pending()
 
 
-def test_a_request_that_hangs_does_not_hold_up_the_events_after_it(client: redis.Redis, deliver: Deliver) -> None:
-    answered = threading.Event()
-
-    def answer(request: Request, _: int) -> Answer:
-        if request.event["data"]["reservation_id"] == "slow":
-            answered.wait(30)
-        return Answer()
-
-    with (
-        Receiver(answer) as receiver,
-        deliver(receiver.url, timeout="60s", timing=Timing(block=60)) as delivery,
-        at_the_end(answered),
-    ):
-        expire(client, "slow")
-        receiver.wait_for(lambda requests: len(requests) == 1)
-        expire(client, "quick")
-        receiver.wait_for(lambda requests: len(requests) == 2)
-        answered.set()
-        settled(delivery)
-        delivery.stop.set()
-        expire(client, "last")  # ends the reader's wait in Redis
-
-
-@pytest.mark.parametrize(("endpoint", "most"), [({}, 2 * 2), ({"batch_size": 3, "batch_wait": "10ms"}, 2 * 2 * 3)])
-def test_two_batches_for_each_request_are_in_hand(
-    endpoint: dict[str, object], most: int, client: redis.Redis, deliver: Deliver
-) -> None:
-    answered = threading.Event()
+def test_two_batches_for_each_request_are_in_hand(client: redis.Redis, deliver: Deliver) -> None:
+    answered, most = threading.Event(), 2 * 2 * 3
+    endpoint = {"batch_size": 3, "batch_wait": "10ms"}
     with (
         Receiver(answering_after(answered)) as receiver,
         deliver(receiver.url, 2, endpoint, timeout="60s") as delivery,
@@ -307,7 +280,7 @@ def test_an_endpoint_that_rested_gets_its_part_of_the_requests(shard: Shard, cli
         endpoints = [{"name": name, "url": f"{receiver.url}?{name}"} for name in ("hook", "paused")]
         webhooks = {"endpoints": endpoints, "timeout": "60s", "redelivery_initial": "200ms"}
         settings = Settings.model_validate({"webhooks": webhooks})
-        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=4))
+        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=4, timing=QUICK))
         dispatcher.prepare()
         state.pause("paused", "moving house")
         dispatcher.start()
@@ -350,7 +323,7 @@ def test_endpoints_that_are_held_up_lessen_nobodys_part(
         busy = {"name": "busy", "url": f"{receiver.url}?busy", "tenants": ["quick"]}
         webhooks = {"endpoints": [busy, *(other | held_up for other in others)], "timeout": "60s"}
         settings = Settings.model_validate({"webhooks": webhooks})
-        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=8))
+        dispatcher = Dispatcher(ShardContext(settings, shard, Metrics(), stop, concurrency=8, timing=QUICK))
         dispatcher.prepare()
         dispatcher.start()
         try:
@@ -379,7 +352,7 @@ def test_what_half_of_the_connections_have_sent_is_acknowledged_in_one_go(
 
 def test_the_end_closes_the_connections(client: redis.Redis, deliver: Deliver) -> None:
     with raw_server(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n") as (url, connections):
-        with deliver(url, timing=QUICK) as delivery:
+        with deliver(url) as delivery:
             expire(client, "one")
             eventually(lambda: delivery.attempts("delivered") == 1)
             (connection,) = connections
@@ -469,7 +442,7 @@ def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     assert delivery.sample("sweeperd_endpoint_state", state="paused") == 1
 
 
-@pytest.mark.parametrize("note", [b"nonsense", b"null", b'"first":"a"', b'"last":"2-b"', b'"marks":["?"]'])
+@pytest.mark.parametrize("note", [b"nonsense", b'"last":"2-b"'])
 def test_the_note_of_a_replay_that_cannot_be_read_stops_nothing(
     client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture, note: bytes
 ) -> None:

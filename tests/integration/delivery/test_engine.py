@@ -22,11 +22,11 @@ def receivers(requests: list[Request]) -> Counter[str]:
     return Counter(request.path.partition("?")[2] for request in requests)
 
 
-def test_three_hundred_endpoints_need_a_few_threads(shard: Shard, client: redis.Redis) -> None:
+def test_many_endpoints_need_a_few_threads(shard: Shard, client: redis.Redis) -> None:
     before, most = threading.active_count(), 0
     with Receiver() as receiver:
         threads = threading.active_count()
-        with running(shard, endpoints(receiver.url, 300)):
+        with running(shard, endpoints(receiver.url, 200)):
             assert threading.active_count() - threads <= 4
             expire(client, "one", "two")
 
@@ -38,12 +38,12 @@ def test_three_hundred_endpoints_need_a_few_threads(shard: Shard, client: redis.
                     if thread.name.endswith(shard.name) or "send-" in thread.name
                 ]
                 most = max(most, len(own))
-                return len(receiver.requests) >= 600
+                return len(receiver.requests) >= 400
 
             eventually(delivered, limit=60)
             eventually(lambda: all(not group["pending"] for group in client.xinfo_groups(EVENTS)))
     assert set(receivers(receiver.requests).values()) == {2}
-    assert most < 150  # a thread for each endpoint would be 300; on a busy machine more requests are slow
+    assert most < 150  # a thread for each endpoint would be 200; on a busy machine more requests are slow
     assert before <= threads
 
 
@@ -64,10 +64,9 @@ def test_a_backlog_of_one_endpoint_does_not_delay_another(shard: Shard, client: 
             assert both.dispatcher.join(time.monotonic() + 30)
 
 
-@pytest.mark.parametrize("hanging", [0, 20])
-def test_receivers_that_hang_delay_no_other(shard: Shard, client: redis.Redis, hanging: int) -> None:
+def test_receivers_that_hang_delay_no_other(shard: Shard, client: redis.Redis) -> None:
     """Of a hundred, with sixteen requests at a time."""
-    ended = threading.Event()
+    ended, hanging = threading.Event(), 20
 
     def behaviour(request: Request, _: int) -> Answer:
         if int(request.path.partition("?e")[2]) < hanging:
@@ -120,13 +119,13 @@ def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: r
 
 
 def test_an_idle_shard_costs_few_commands(shard: Shard, client: redis.Redis) -> None:
-    with Receiver() as receiver, running(shard, endpoints(receiver.url, 100)):
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 100), block=1.0):
         expire(client, "one")
         receiver.wait_for(lambda requests: len(requests) == 100)
         eventually(lambda: all(not group["pending"] for group in client.xinfo_groups(EVENTS)))
         client.config_resetstat()
-        time.sleep(2)
-        assert sum(each["calls"] for each in client.info("commandstats").values()) < 200
+        time.sleep(1)
+        assert sum(each["calls"] for each in client.info("commandstats").values()) < 150
 
 
 # ---- a reload
@@ -229,7 +228,7 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
     with Receiver() as receiver:
         wanted = [each | {"tenants": [each["name"]]} for each in endpoints(receiver.url, names)]
         with running(shard, wanted):
-            for turn in range(40):
+            for turn in range(15):
                 with client.pipeline(transaction=False) as pipeline:
                     for number in range(200):
                         pipeline.xadd(EVENTS, {"id": f"{turn}-{number}", "tenant": f"e{number}"})
@@ -242,8 +241,8 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
 
             eventually(done)
             passed: Any = client.info("commandstats")
-    assert receivers(receiver.requests) == Counter({f"e{number}": 40 for number in range(names)})
-    acknowledged = 40 * 200 * names
+    assert receivers(receiver.requests) == Counter({f"e{number}": 15 for number in range(names)})
+    acknowledged = 15 * 200 * names
     assert passed["cmdstat_xgroup|setid" if "cmdstat_xgroup|setid" in passed else "cmdstat_xgroup"]["calls"] > 0
     assert passed["cmdstat_xack"]["calls"] < acknowledged / 20
 

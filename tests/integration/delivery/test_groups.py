@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.context import Timing
 from sweeperd.outbox import PARKED, PARKED_ALONE, ConsumerGroups, EndpointStateStore, Outbox
 from sweeperd.store import Shard, streams
 from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
-from tests.support.receiver import Answer, Behaviour, Receiver
-
-pytestmark = pytest.mark.every_redis
+from tests.support.receiver import Answer, Receiver
 
 GROUPS = "sweeperd:groups"
 NOWHERE = "http://127.0.0.1:9/"
@@ -46,34 +45,23 @@ def received(receiver: Receiver) -> list[str]:
     return sorted(request.event["data"]["reservation_id"] for request in receiver.requests)
 
 
-def rest(state: str, shard: Shard) -> None:
-    store = EndpointStateStore(shard)
-    if state == "paused":
-        store.pause("hook", "moving house")
-    elif state == "muted":
-        store.mute("hook", 3600)
-
-
 # ---- lost while a process runs
 
 
-@pytest.mark.parametrize("state", ["paused", "muted", "410", "open"])
+@pytest.mark.parametrize("state", ["paused", "open"])
 def test_the_group_of_an_endpoint_that_rests_is_made_again(
     state: str, shard: Shard, client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within one round of maintenance, and its position is before the first event that was not acknowledged."""
-    down = [state in ("410", "open")]
-
-    def answer(*_: object) -> Answer:
-        return Answer({"410": 410, "open": 500}[state]) if down[0] else Answer()
-
-    behaviour: Behaviour = answer
-    with Receiver(behaviour) as receiver:
-        with deliver(receiver.url, 2, probe_max="1h", redelivery_initial="1h", redelivery_max="1h") as delivery:
+    down = [state == "open"]
+    with Receiver(lambda *_: Answer(500 if down[0] else 200)) as receiver:
+        waits: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "1h"}
+        with deliver(receiver.url, 2, timing=Timing(block=0.1, refresh_every=0.2), **waits) as delivery:
             (endpoint,) = delivery.dispatcher.lanes
-            rest(state, shard)
             if down[0]:
                 expire(client, *map(str, range(8)))
+            else:
+                EndpointStateStore(shard).pause("hook", "moving house")
             eventually(lambda: endpoint.resting)
             expire(client, "one", "two")
             delivery.dispatcher.maintain()
@@ -151,8 +139,6 @@ def test_parked_events_that_were_removed_are_told_without_the_right_to_read_agai
     own_shard: Shard, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = own_shard.client
-    if client.info("server")["redis_version"].startswith("6."):
-        pytest.skip("6.2 has no rights to subcommands")
     delivery, outbox = Delivery(own_shard, NOWHERE, 2, {}), Outbox(own_shard, "them")
     expire(client, "parked")
     outbox.nack("hook", outbox.read("hook", 1))
@@ -301,6 +287,7 @@ def test_an_endpoint_that_is_configured_again_goes_on_from_its_note(shard: Shard
     assert ids_left(shard) == ids
 
 
+@pytest.mark.every_redis
 def test_a_full_redis_makes_a_lost_group_at_its_position(own_shard: Shard) -> None:
     client = own_shard.client
     ids = lost(own_shard, client, "one", "two")

@@ -80,8 +80,7 @@ def add(client: redis.Redis, count: int, tenants: int, seed: int = 1) -> dict[st
     return added
 
 
-@pytest.mark.parametrize("batch_size", [1, 7])
-def test_events_of_a_key_come_one_after_the_other(client: redis.Redis, deliver: Deliver, batch_size: int) -> None:
+def test_events_of_a_key_come_one_after_the_other(client: redis.Redis, deliver: Deliver) -> None:
     rng, lock = random.Random(2), threading.Lock()
 
     def moody(_request: Request, _number: int) -> Answer:
@@ -90,7 +89,7 @@ def test_events_of_a_key_come_one_after_the_other(client: redis.Redis, deliver: 
 
     judge = Judge(moody)
     with Receiver(judge) as receiver:
-        endpoint = BY_TENANT | {"batch_size": batch_size}
+        endpoint = BY_TENANT | {"batch_size": 7}
         with deliver(receiver.url, 4, endpoint, redelivery_initial="20ms", redelivery_max="20ms") as delivery:
             added = add(client, 200, 6)
             eventually(lambda: delivery.events("delivered") == 200, limit=30)
@@ -267,7 +266,7 @@ def test_a_run_that_ends_leaves_an_ordered_endpoint_to_the_process_that_has_it(
 
 def test_a_lost_lease_stops_the_deliveries(client: redis.Redis, shard: Shard) -> None:
     with Receiver() as receiver:
-        delivery = Delivery(shard, receiver.url, 2, BY_TENANT, timing=Timing(heartbeat_every=0.1))
+        delivery = Delivery(shard, receiver.url, 2, BY_TENANT, timing=Timing(heartbeat_every=0.1, block=0.1))
         delivery.dispatcher.start()
         expire(client, "one")
         eventually(lambda: delivery.events("delivered") == 1)

@@ -4,7 +4,6 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,12 +16,11 @@ from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
-from tests.integration.delivery.test_replays import add, begin, ended, refreshed
 from tests.support.builders import run_script
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import a_shard, full
-from tests.support.harness import eventually, server_time
-from tests.support.receiver import Answer, Receiver, Request
+from tests.support.harness import server_time
+from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server
 
 #: How long the replicas are watched, seconds. The full size is 30.
@@ -256,62 +254,16 @@ def test_three_replicas_share_the_rate(server: Server, client: redis.Redis) -> N
     print(f"{sum(taken)} tokens in {seconds:.2f} s: {sum(taken) / seconds / rate:.4f} of {rate:.0f} a second")
 
 
-def _kinds(requests: Sequence[Request]) -> set[str]:
-    """The ids of all events without their numbers."""
-    bodies: list[Any] = [request.event for request in requests]
-    return {event["data"]["reservation_id"].rstrip("0123456789") for body in bodies for event in body}
-
-
-def test_three_processes_keep_to_the_rate_with_a_replay_and_a_backfill(
-    shard: Shard, client: redis.Redis, deliver: Deliver
-) -> None:
-    """Batches, new events, a backfill and a replay together; a request with ten events counts once."""
-    rate, now = 40, server_time(client)
-    endpoint = {"max_rate": rate, "start": "1h", "batch_size": 10, "batch_wait": "10ms"}
-    add(client, now - 2 * HOUR, 200 * int(SECONDS + 1), "old")
-    add(client, now - HOUR // 2, 200 * int(SECONDS + 1), "backfilled")
-    with (
-        Receiver() as receiver,
-        deliver(receiver.url, 4, endpoint) as one,
-        deliver(receiver.url, 4, endpoint) as two,
-        deliver(receiver.url, 4, endpoint) as three,
-        refreshed(one, two, three),
-    ):
-        begin(shard, now - 3 * HOUR, now - HOUR)
-        expire(client, *(f"new{number}" for number in range(100)))
-        receiver.wait_for(lambda requests: len(requests) > 10)
-        before, began = len(receiver.requests), time.monotonic()
-        time.sleep(SECONDS)
-        requests, seconds = receiver.requests, time.monotonic() - began
-        in_advance = 3 * max(1, int(rate * AHEAD) + 1)
-        assert len(requests) - before <= rate * seconds + int(rate * BURST) + in_advance
-        print(f"{len(requests) - before} requests in {seconds:.2f} s, at {rate} a second")
-        receiver.wait_for(lambda requests: _kinds(requests) == {"old", "backfilled", "new"}, 60)
-        eventually(lambda: ended(client), 60)
-        waits = [each.sample("sweeperd_webhook_rate_waits_total") for each in (one, two, three)]
-        assert sum(waits) > 0
-
-
 def test_quick_retries_and_probes_count(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     with (
         Receiver(lambda *_: Answer(500)) as receiver,
-        deliver(receiver.url, 4, {"max_rate": 5}, attempts=3, backoff_initial="1ms", probe_max="1ms") as delivery,
+        deliver(receiver.url, 4, {"max_rate": 40}, attempts=3, backoff_initial="1ms", probe_max="1ms") as delivery,
     ):
         began = time.monotonic()
         expire(client, *(f"r{number}" for number in range(20)))
-        receiver.wait_for(lambda requests: len(requests) >= 8)
-        assert len(receiver.requests) <= 5 * (time.monotonic() - began) + 1 + 3
+        receiver.wait_for(lambda requests: len(requests) >= 20)
+        assert len(receiver.requests) <= 40 * (time.monotonic() - began + BURST) + 3
         assert delivery.sample("sweeperd_webhook_rate_waits_total") > 0
-
-
-def test_a_pause_holds_what_waits_for_its_turn(client: redis.Redis, deliver: Deliver) -> None:
-    with Receiver() as receiver, deliver(receiver.url, 4, {"max_rate": 2}) as delivery:
-        expire(client, *(f"r{number}" for number in range(10)))
-        receiver.wait_for(lambda requests: len(requests) == 1)
-        delivery.dispatcher.lanes[0].state.pause("test")
-        time.sleep(1.2)
-        assert len(receiver.requests) <= 2, "one may have been on its way"
-        assert not client.exists("sweeperd:dead-letters")
 
 
 @pytest.fixture

@@ -251,15 +251,6 @@ def test_a_lane_that_has_lost_its_room_keeps_no_reader_busy(
     assert reader.reader.round()[1] > 0.1
 
 
-def test_the_reader_does_not_wait_for_room_where_nothing_is_in_hand(
-    client: redis.Redis, make_reader: MakeReader
-) -> None:
-    reader = make_reader(capacity=2)
-    expire(client, *map(str, range(6)))
-    reader.steps()
-    assert len(reader.in_flight) == 2
-
-
 def test_an_event_that_the_endpoint_does_not_want_is_acknowledged(client: redis.Redis, make_reader: MakeReader) -> None:
     """By the reader itself: such an event is never in hand, and waits for no other thread."""
     reader = make_reader(tenants=["acme"])
@@ -842,7 +833,7 @@ def test_what_was_never_tried_is_kept_while_the_circuit_rests_on_one_event(
 
 @pytest.mark.parametrize("owner", ["dead", "us"])
 def test_what_a_dead_process_had_is_the_next_probe_of_an_open_circuit(
-    client: redis.Redis, make_reader: MakeReader, owner: str
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture, owner: str
 ) -> None:
     """`us`: an event that this process has taken and not settled, and has in hand no more."""
     reader = make_reader()
@@ -861,6 +852,7 @@ def test_what_a_dead_process_had_is_the_next_probe_of_an_open_circuit(
     reader.steps(2)
     assert reader.in_flight.ids() == [event]
     assert reader.pending == {event: (b"us", 2)}
+    assert "events that no process has in hand are taken back" in caplog.messages
     batch = reader.queued()
     assert batch is not None
     assert batch.probe

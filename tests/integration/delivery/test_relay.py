@@ -291,19 +291,6 @@ def test_an_unreadable_subscription_is_skipped_and_logged_once(
     assert said["paused"] == 'status is "paused"'
 
 
-def test_a_subscription_of_a_newer_kind_gets_its_events(
-    shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The admin service accepts and keeps EventTypes, EventCategories and fields that the runtime does not know."""
-    subscribe(client, "type", event_types=["reservation.released_via_tenant_cascade", "reservation.expired"])
-    subscribe(client, "category", event_categories=["webhook", "reservation"])
-    subscribe(client, "field", delivery_mode="batch")
-    subscribe(client, "newer", event_types=["reservation.released_via_tenant_cascade"])
-    assert made(shard, entry()) == 3
-    assert sorted(client.keys("deliveries:*")) == [b"deliveries:category", b"deliveries:field", b"deliveries:type"]
-    assert not caplog.records
-
-
 def test_unreadable_subscriptions_are_remembered_up_to_a_limit(
     shard: Shard, client: redis.Redis, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

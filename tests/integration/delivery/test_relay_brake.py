@@ -248,7 +248,7 @@ class World:
 
 @pytest.mark.parametrize(
     ("rate", "count", "seconds"),
-    [(100, 1, 30), (9, 1, 60), (0.2, 1, 150), (0.2, 3, 150), (0.02, 1, 1500)],
+    [(100, 1, 15), (0.2, 3, 150), (0.02, 1, 1000)],
 )
 def test_another_tenants_delivery_waits_twenty_seconds_at_most(
     shard: Shard, client: redis.Redis, clock: Moments, rate: float, count: int, seconds: int
@@ -266,9 +266,9 @@ def test_deliveries_of_different_lengths(shard: Shard, client: redis.Redis, cloc
     """A moment in which the dispatcher is quick does not admit what it cannot keep up with."""
     chance = random.Random(0)
     world = World(shard, clock, Dispatchers(client, lambda: chance.expovariate(1 / 100)))
-    world.go(120)
+    world.go(60)
     assert max(world.waits) <= 20
-    assert len(world.dispatchers.taken) > 1000
+    assert len(world.dispatchers.taken) > 400
 
 
 def test_a_fast_dispatcher_soon_gets_as_many_as_the_limit(shard: Shard, client: redis.Redis, clock: Moments) -> None:
@@ -279,7 +279,7 @@ def test_a_fast_dispatcher_soon_gets_as_many_as_the_limit(shard: Shard, client: 
     assert world.step() == 2
 
 
-@pytest.mark.parametrize("name", ["since", "behind", "at", "taken", "admit"])
+@pytest.mark.parametrize("name", ["since", "admit"])
 def test_a_note_that_cannot_be_read_stops_nothing(shard: Shard, client: redis.Redis, clock: Moments, name: str) -> None:
     world = World(shard, clock, Dispatchers(client, 1000))
     assert world.step() == 2

@@ -28,7 +28,6 @@ from sweeperd.outbox.replays import (
 )
 from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire
-from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
@@ -149,7 +148,7 @@ def test_the_age_counts_from_the_replay_and_what_fails_is_a_dead_letter_of_the_e
 
     with (
         Receiver(refuse_one) as receiver,
-        deliver(receiver.url, 2, max_age="3s", redelivery_max="300ms") as delivery,
+        deliver(receiver.url, 2, max_age="1500ms", redelivery_initial="20ms", redelivery_max="50ms") as delivery,
         refreshed(delivery),
     ):
         note = begin(shard, now - 6 * HOUR, now - 4 * HOUR)
@@ -189,7 +188,7 @@ def test_a_replay_is_not_in_the_rate_of_the_live_events(shard: Shard, client: re
     """By the rate an operator learns when the live backlog will be empty."""
     now, rates = server_time(client), set[float]()
     add(client, now - HOUR, 20)  # before the first start
-    with Receiver(lambda *_: Answer(delay=0.1)) as receiver, deliver(receiver.url) as delivery, refreshed(delivery):
+    with Receiver(lambda *_: Answer(delay=0.03)) as receiver, deliver(receiver.url) as delivery, refreshed(delivery):
         begin(shard, now - HOUR, now - HOUR + 1)
         eventually(lambda: rates.add(CircuitStateStore(shard).read("hook").rate) or ended(client), pause=0.01)
         assert len(receiver.requests) == 20
@@ -220,27 +219,6 @@ def test_a_paused_endpoint_gets_nothing_until_it_is_resumed(
         assert Outbox(shard, "us").groups.trim(["hook"], HOUR, HOUR).removed > 0
 
 
-def test_a_failing_endpoint_gets_one_probe_at_a_time(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
-    """A replay and the events of now share the circuit, which closes for both."""
-    now = server_time(client)
-    names = add(client, now - HOUR, 30)
-    with (
-        Receiver(lambda *_: Answer(503)) as receiver,
-        deliver(receiver.url, 4, probe_max="1s", redelivery_initial="1s") as delivery,
-        refreshed(delivery),
-    ):
-        expire(client, *(f"new{number}" for number in range(10)))
-        eventually(lambda: delivery.dispatcher.lanes[0].circuit.open)
-        begin(shard, now - 2 * HOUR, now)
-        eventually(lambda: delivery.dispatcher._replays.lanes)
-        receiver.clear()
-        time.sleep(2.5)
-        assert 1 <= len(receiver.requests) <= 4, "two probes or three in 2.5 s"
-        receiver.behaviour = lambda *_: Answer()
-        eventually(lambda: ended(client))
-        eventually(lambda: set(seen(receiver)) >= {*names, *(f"new{number}" for number in range(10))})
-
-
 def test_a_cancelled_replay_ends(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     now = server_time(client)
     add(client, now - HOUR, 500)
@@ -257,15 +235,6 @@ def test_a_cancelled_replay_ends(shard: Shard, client: redis.Redis, deliver: Del
         begin(shard, now - 2 * HOUR, now)
         eventually(lambda: ended(client))
         eventually(lambda: len(receiver.event_ids) == 500)
-
-
-def test_nobody_works_on_it_and_it_is_cancelled(shard: Shard, client: redis.Redis) -> None:
-    now = server_time(client)
-    add(client, now - HOUR, 5)
-    note = begin(shard, now - 2 * HOUR, now)
-    assert "no process delivers" in replay.obstacle(shard, "hook")
-    assert replay.cancel(shard, note)
-    assert ended(client)
 
 
 def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Redis) -> None:
@@ -290,39 +259,17 @@ def test_it_is_shown_and_only_one_runs_at_a_time(shard: Shard, client: redis.Red
     assert not store.end(note), "events are pending"
 
 
-def test_in_a_full_redis(own_shard: Shard) -> None:
-    client = own_shard.client
-    now = server_time(client)
-    add(client, now - HOUR, 5)
-    with full(own_shard):
-        note = begin(own_shard, now - 2 * HOUR, now)
-        outbox = Outbox(own_shard, "us")
-        assert len(outbox.read(note.group, 10)) == 5
-        assert ReplayStore(own_shard).cancel(note)
-        assert ReplayStore(own_shard).end(note, by_force=True)
-    assert ended(client)
-
-
-def test_its_events_were_trimmed_since_they_were_counted(shard: Shard, client: redis.Redis) -> None:
-    now = server_time(client)
-    add(client, now - HOUR, 5)
-    counted = replay.count_events(shard, HOOK, ReplaySpan(now - 2 * HOUR, now))
-    client.xtrim(EVENTS, maxlen=3, approximate=False)
-    assert replay.begin(shard, counted)[0] == "gone"
-    assert not client.exists(GROUPS)
-
-
 def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
     shard: Shard, client: redis.Redis, deliver: Deliver
 ) -> None:
     now = server_time(client)
-    add(client, now - HOUR, 200)
+    add(client, now - HOUR, 60)
     with Receiver(lambda *_: Answer(delay=0.02)) as receiver, deliver(receiver.url, 2) as delivery, refreshed(delivery):
         begin(shard, now - 2 * HOUR, now)
         receiver.wait_for(lambda requests: len(requests) > 5)
         client.xgroup_destroy(EVENTS, replay_group("hook"))
         eventually(lambda: ended(client), 40)
-        assert len(receiver.event_ids) == 200
+        assert len(receiver.event_ids) == 60
         receiver.clear()
         begin(shard, now - 2 * HOUR, now)
         receiver.wait_for(lambda requests: len(requests) > 5)
@@ -332,7 +279,7 @@ def test_a_group_that_is_lost_is_made_again_unless_the_replay_has_ended(
         assert ended(client)
 
 
-@pytest.mark.parametrize("count", [1, 7, MARKS, 2 * MARKS + 1, 1000])
+@pytest.mark.parametrize("count", [1, 2 * MARKS + 1, 1000])
 def test_how_many_are_left_is_known_to_one_mark(shard: Shard, client: redis.Redis, count: int) -> None:
     now = server_time(client)
     add(client, now - HOUR, count)
@@ -349,21 +296,6 @@ def test_how_many_are_left_is_known_to_one_mark(shard: Shard, client: redis.Redi
 
 
 # ---- what one process does with a replay, at each time that it looks
-
-
-def test_a_run_until_idle_ends_the_replay_and_counts_its_events(shard: Shard, client: redis.Redis) -> None:
-    now = server_time(client)
-    names = add(client, now - HOUR, 5)
-    with Receiver() as receiver:
-        delivery = Delivery(shard, receiver.url, 2, {}, until_idle=True)
-        begin(shard, now - 2 * HOUR, now)
-        assert delivery.dispatcher.report().undelivered == 5
-        delivery.dispatcher.start()
-        assert delivery.dispatcher.join(time.monotonic() + 20)
-        assert seen(receiver) == Counter(names)
-    assert ended(client)
-    report = delivery.dispatcher.report()
-    assert (report.delivered, report.undelivered) == (5, 0)
 
 
 def test_what_is_left_of_a_replay_counts_until_it_is_cancelled(shard: Shard, client: redis.Redis) -> None:
@@ -386,7 +318,8 @@ def test_what_is_left_of_a_replay_counts_until_it_is_cancelled(shard: Shard, cli
 def resting(shard: Shard, deliver: Deliver) -> Iterator[Delivery]:
     """A delivery to an endpoint that is paused: its replays begin and take nothing. It looks for them when told to."""
     EndpointStateStore(shard).pause("hook", "test")
-    with deliver("http://127.0.0.1:9/hook", redelivery_initial="1m", redelivery_max="1m") as delivery:
+    limited, slow = {"max_rate": 100}, {"redelivery_initial": "1m", "redelivery_max": "1m"}
+    with deliver("http://127.0.0.1:9/hook", endpoint=limited, **slow) as delivery:
         yield delivery
 
 
@@ -403,8 +336,10 @@ def test_a_replay_that_others_have_delivered_stops_here(shard: Shard, client: re
     add(client, now - HOUR, 3)
     note = begin(shard, now - 2 * HOUR, now)
     resting.dispatcher.refresh_replays()
-    running = resting.dispatcher._replays._running["hook"]
+    running, (live,) = resting.dispatcher._replays._running["hook"], resting.dispatcher.lanes
     assert not running.lane.stop.is_set()
+    assert running.lane.circuit is live.circuit
+    assert running.lane.sender.limit is live.sender.limit is not None, "both share the rate"
     deliver_elsewhere(shard, note)
     resting.dispatcher.refresh_replays()
     assert ended(client)

@@ -187,7 +187,7 @@ def test_a_quick_retry_is_the_same_request_after_a_pause(shard: Shard) -> None:
     assert sending.counted(Result.DELIVERED) == 2
 
 
-@pytest.mark.parametrize("event", ["open", "paused", "stopped"])
+@pytest.mark.parametrize("event", ["open", "paused", "muted", "stopped"])
 def test_what_is_held_back_during_the_pause_is_not_sent_again(shard: Shard, event: str) -> None:
     """The circuit opens, or the endpoint is paused, by another request, or the lane stops: the last result stands."""
     sending = Sending(shard, FAILED)
@@ -215,6 +215,8 @@ def hold_back(sending: Sending, event: str) -> None:
         open_circuit(sending.circuit)
     elif event == "paused":
         sending.state.pause("moving house")
+    elif event == "muted":
+        sending.lane.obey(60)
     else:
         sending.lane.stop.set()
 

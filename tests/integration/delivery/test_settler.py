@@ -158,14 +158,6 @@ def test_a_single_one_does_not_wait_for_more(shard: Shard) -> None:
     gathering.end()
 
 
-def test_the_end_waits_for_what_was_added(shard: Shard) -> None:
-    gathering = Gathering(shard, 20, together=100)
-    gathering.thread.start()
-    gathering.add(gathering.taken)
-    gathering.end()
-    assert (gathering.delivered, gathering.pending) == (20, 0)
-
-
 def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
     gathering = Gathering(own_shard, 7, together=2, timing=Timing(recovery_pause=0.02))
     gathering.thread.start()

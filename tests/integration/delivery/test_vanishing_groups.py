@@ -12,8 +12,6 @@ from tests.integration.delivery.test_replays import add, begin
 from tests.support.deliveries import EVENTS, Delivery, expire
 from tests.support.harness import server_time
 
-pytestmark = pytest.mark.every_redis
-
 
 class Vanishing:
     """The groups of the stream; each look at them is the last one at this group."""

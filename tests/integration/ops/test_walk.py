@@ -1,14 +1,12 @@
 """An operator's walk while a daemon runs: what is set aside is seen, explained, repaired, and expires."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from tests.integration.conftest import Sweeperd
-from tests.support.acl import limited, rules
 from tests.support.books import Property, check, read
 from tests.support.harness import SCOPES, budget, daemon, environment, eventually, reserve
 from tests.support.receiver import Answer, Receiver
@@ -118,41 +116,3 @@ def test_a_broken_system_is_found_explained_and_mended(
             assert running.terminate() == 0
     assert budget(client, SCOPES[0]) == (0, 76 * 5)
     check(read(client), set(Property))
-
-
-def test_the_rights_that_an_operator_needs_besides(server: Server, client: redis.Redis, sweeperd: Sweeperd) -> None:
-    """Those of `sweeperd acl --commands`; with the daemon's alone the message names the right."""
-    reserve(client, ["a", "b", "c"])
-    for rid in ("b", "c"):
-        client.hset(f"reservation:res_{rid}", "state", "LIMBO")
-    assert sweeperd("--once", "--json").code == 0
-    client.hset("reservation:res_b", "state", "ACTIVE")
-    with limited(server, client) as url:
-        client.execute_command("ACL", "SETUSER", "sweeperd", "-type")
-        refused = sweeperd("show", "a", url=url)
-        assert (refused.code, "lacks a right" in refused.err, "type" in refused.err) == (1, True, True)
-        client.acl_log_reset()
-        client.execute_command("ACL", "SETUSER", "sweeperd", *rules(commands=True))
-        for arguments in (
-            ["status"],
-            ["show", "a"],
-            ["show", "b"],
-            ["quarantine", "list"],
-            ["quarantine", "requeue", "b", "--yes"],
-            ["quarantine", "dismiss", "--all", "--yes"],
-        ):
-            ran = sweeperd(*arguments, url=url)
-            # There is no daemon here.
-            errors = [line for line in ran.err.splitlines() if not re.search(": no (process|walk) |quarantine", line)]
-            assert (ran.code, errors) == (0, []), arguments
-    assert client.zrange("reservation:ttl", 0, -1) == [b"b"]
-
-
-def test_the_rights_that_the_repair_of_a_budget_needs(server: Server, client: redis.Redis, sweeperd: Sweeperd) -> None:
-    reserve(client, ["a"], overdue_by=-50_000)
-    client.hincrby(f"budget:{SCOPES[0]}:TOKENS", "reserved", 7)
-    with limited(server, client) as url:
-        client.execute_command("ACL", "SETUSER", "sweeperd", *rules(commands=True))
-        ran = sweeperd("reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes", url=url)
-    assert (ran.code, ran.err) == (0, "")
-    assert budget(client, SCOPES[0])[0] == 5

@@ -235,6 +235,7 @@ def test_a_filter_reads_a_bounded_number_of_bytes(stream: Outbox, shard: Shard, 
     assert (whole.events, whole.exact) == (200, True)
 
 
+@pytest.mark.newest_redis
 def test_the_gauge_is_the_number_of_status(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """A paused endpoint that gets one tenant's events, while another tenant's come too."""
     endpoints = [{"name": GROUP, "url": "http://127.0.0.1:9/", "tenants": ["acme"]}]

@@ -1,9 +1,11 @@
 """What operators see of circuits, and how they close them on all processes."""
 
+from typing import Any
+
 import pytest
 import redis
 
-from sweeperd.context import DEFAULT_TIMING
+from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
 from sweeperd.outbox import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
@@ -157,7 +159,8 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
     client: redis.Redis, shard: Shard, deliver: Deliver
 ) -> None:
     """However long the waits are: without this, a receiver that is back is not noticed for up to an hour."""
-    waits = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "1h"}
+    timing = Timing(block=0.1, refresh_every=0.2, note_every=0.2, heartbeat_every=0.2)
+    waits: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h", "probe_max": "1h", "timing": timing}
     with (
         Receiver(lambda *_: Answer(503)) as receiver,
         deliver(receiver.url, **waits) as first,

@@ -58,6 +58,18 @@ def process(shard: Shard, client: redis.Redis) -> Callable[..., Process]:
     return lambda name, *tenants, **settings: Process(shard, name, *tenants, **settings)
 
 
+Pair = tuple[Process, Process]
+
+
+@pytest.fixture
+def both(process: Callable[..., Process]) -> Pair:
+    """An old process, which wants the events of `a`, and a new one, which wants those of `b` too. Both are known."""
+    old, new = process("old", "a"), process("new", "a", "b")
+    old.note()
+    new.note()
+    return old, new
+
+
 def pending(client: redis.Redis, group: str = "hook") -> dict[bytes, tuple[bytes, int]]:
     rows: Any = client.xpending_range(EVENTS, group, "-", "+", 1000)
     return {row["message_id"]: (row["consumer"], row["times_delivered"]) for row in rows}
@@ -212,10 +224,8 @@ def test_what_nobody_wants_is_acknowledged(client: redis.Redis, process: Callabl
     assert pending(client) == {mine: (b"old", 1)}
 
 
-def test_what_only_another_process_wants_waits_for_it(client: redis.Redis, process: Callable[..., Process]) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_what_only_another_process_wants_waits_for_it(client: redis.Redis, both: Pair) -> None:
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     assert old.take() == []
     assert pending(client) == {event: (new.owner, 0)}
@@ -240,10 +250,8 @@ def test_a_filter_that_is_noted_after_the_judgement(client: redis.Redis, process
     assert pending(client) == {event: (new.owner, 0)}
 
 
-def test_parked_events_are_judged_alike(client: redis.Redis, process: Callable[..., Process]) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_parked_events_are_judged_alike(client: redis.Redis, both: Pair) -> None:
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     for hand_over in (1, 2):
         (entry,) = new.take() if hand_over == 1 else new.judge(new.outbox.claim("hook", new.outbox.pending("hook"), 0))
@@ -253,13 +261,9 @@ def test_parked_events_are_judged_alike(client: redis.Redis, process: Callable[.
         assert pending(client) == {event: (new.owner, hand_over)}, "the hand-over counts once"
 
 
-def test_parked_events_that_are_looked_up_keep_their_deliveries(
-    client: redis.Redis, process: Callable[..., Process]
-) -> None:
+def test_parked_events_that_are_looked_up_keep_their_deliveries(client: redis.Redis, both: Pair) -> None:
     """As with an open circuit, where old events are given up on without a claim."""
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     (other,) = expire(client, "two", tenant="c")
     new.outbox.nack("hook", new.outbox.read("hook", 10))
@@ -272,12 +276,8 @@ def test_parked_events_that_are_looked_up_keep_their_deliveries(
 
 
 @pytest.mark.parametrize("dead", [True, False], ids=["silent", "ended"])
-def test_without_such_a_process_an_event_is_judged_anew(
-    dead: bool, client: redis.Redis, process: Callable[..., Process]
-) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_without_such_a_process_an_event_is_judged_anew(dead: bool, client: redis.Redis, both: Pair) -> None:
+    old, new = both
     expire(client, "one", tenant="b")
     old.take()
     if dead:
@@ -335,11 +335,9 @@ def test_scopes_and_types_are_judged_alike(client: redis.Redis, process: Callabl
         assert pending(client)[event] == (two.owner, 0)
 
 
-def test_a_replay_goes_by_the_filters_too(client: redis.Redis, process: Callable[..., Process]) -> None:
+def test_a_replay_goes_by_the_filters_too(client: redis.Redis, both: Pair) -> None:
     """The span is the same for all processes; only the filter of another process may want an event of it."""
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+    old, new = both
     inside, _ = expire(client, "in", tenant="b")[0], expire(client, "in", tenant="c")
     count = ReplayCount()
     count.add(inside)
@@ -368,10 +366,8 @@ def test_a_replay_that_no_process_selects_alike(shard: Shard, process: Callable[
 # ---- those who look after all pending events
 
 
-def test_an_open_circuit_takes_back_released_events(client: redis.Redis, process: Callable[..., Process]) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_an_open_circuit_takes_back_released_events(client: redis.Redis, both: Pair) -> None:
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     old.take()
     assert old.outbox.orphaned(old.subscription, (), 10) == []
@@ -381,11 +377,9 @@ def test_an_open_circuit_takes_back_released_events(client: redis.Redis, process
     assert [each.id for each in old.outbox.orphaned(old.subscription, (), 10)] == [event]
 
 
-def test_waits_end_for_released_events_too(client: redis.Redis, process: Callable[..., Process]) -> None:
+def test_waits_end_for_released_events_too(client: redis.Redis, both: Pair) -> None:
     """After a clock was set back, Redis takes an idle time for 0."""
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     old.take()
     client.xclaim(EVENTS, "hook", new.owner.decode(), 0, [event], idle=0, justid=True)
@@ -394,12 +388,8 @@ def test_waits_end_for_released_events_too(client: redis.Redis, process: Callabl
     assert (waiting.owner, waiting.idle_ms >= LONG_IDLE_MS) == (new.owner, True)
 
 
-def test_the_stream_is_not_trimmed_past_a_released_event(
-    shard: Shard, client: redis.Redis, process: Callable[..., Process]
-) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_the_stream_is_not_trimmed_past_a_released_event(shard: Shard, client: redis.Redis, both: Pair) -> None:
+    old, new = both
     (event,) = expire(client, "one", tenant="b")
     expire(client, *map(str, range(300)), tenant="c")
     old.outbox.acknowledge_unwanted(old.subscription, old.outbox.read("hook", 1000))
@@ -409,10 +399,8 @@ def test_the_stream_is_not_trimmed_past_a_released_event(
     assert pending(client) == {event: (new.owner, 0)}
 
 
-def test_many_events_at_a_time(client: redis.Redis, process: Callable[..., Process]) -> None:
-    old, new = process("old", "a"), process("new", "a", "b")
-    for each in (old, new):
-        each.note()
+def test_many_events_at_a_time(client: redis.Redis, both: Pair) -> None:
+    old, new = both
     wanted = expire(client, *map(str, range(1200)), tenant="b")
     expire(client, *map(str, range(1200)), tenant="c")
     old.outbox.acknowledge_unwanted(old.subscription, old.outbox.read("hook", 5000))

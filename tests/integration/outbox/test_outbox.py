@@ -102,21 +102,6 @@ def test_a_group_gets_the_events_from_now_on(before: int, stream: Outbox, client
     assert stream.read(GROUP, 10) == [], "the group that is there stays as it is"
 
 
-def test_a_group_that_another_replica_made(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    other.groups.ensure(GROUP)
-    first = add(client)
-    stream.groups.ensure(GROUP)
-    assert ids(stream.read(GROUP, 10)) == first
-
-
-def test_groups_do_not_share_events(stream: Outbox, client: redis.Redis) -> None:
-    for group in (GROUP, "audit"):
-        stream.groups.ensure(group)
-    added = add(client, 2)
-    assert ids(stream.read(GROUP, 10)) == added
-    assert ids(stream.read("audit", 10)) == added
-
-
 def test_the_stream_vanishes(stream: Outbox, client: redis.Redis) -> None:
     last = taken(stream, client, 2)[-1]
     client.flushall()
@@ -233,11 +218,6 @@ def test_read(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert set(held(client).values()) == {(b"us", 1), (b"them", 1)}
 
 
-def test_read_without_the_group(stream: Outbox) -> None:
-    with pytest.raises(redis.ResponseError, match="NOGROUP"):
-        stream.read(GROUP, 1)
-
-
 def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     first, second = taken(stream, client, 2)
     stream.nack(GROUP, [second])
@@ -249,7 +229,7 @@ def test_pending(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert ids(stream.parked(GROUP)) == [second.id]
 
 
-@pytest.mark.parametrize("count", [0, 1, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 2 * PAGE + 50])
+@pytest.mark.parametrize("count", [0, PAGE, 2 * PAGE + 50])
 def test_pending_page_by_page(count: int, stream: Outbox, client: redis.Redis) -> None:
     stream.groups.ensure(GROUP)
     added = add(client, count, at=5)  # many in the same millisecond
@@ -289,16 +269,6 @@ def test_an_event_that_was_refused_alone_travels_alone_when_it_is_claimed(stream
         (together.id, False),
         (alone.id, True),
     ]
-
-
-def test_keep(stream: Outbox, client: redis.Redis) -> None:
-    entries = taken(stream, client, 2)
-    for entry in entries:
-        age(client, entry, 60_000)
-    stream.heartbeat(GROUP, [entries[0].id])
-    stream.heartbeat(GROUP, [])
-    assert idle(stream, entries[0]) < 30_000 < idle(stream, entries[1])
-    assert held(client)[entries[0].id] == (b"us", 1), "it is no hand-over"
 
 
 def test_park(stream: Outbox, client: redis.Redis) -> None:
@@ -403,14 +373,6 @@ def test_hand_overs_are_counted_over_replicas(stream: Outbox, other: Outbox, cli
         (entry,) = replica.claim(GROUP, replica.pending(GROUP), 0)
         assert entry.deliveries == number
     assert held(client) == {entry.id: (b"them", 4)}
-
-
-def test_acknowledge(stream: Outbox, client: redis.Redis) -> None:
-    first, second, third = taken(stream, client, 3)
-    stream.acknowledge(GROUP, [first.id, third.id])
-    stream.acknowledge(GROUP, [])
-    assert list(held(client)) == [second.id]
-    assert client.xlen(KEY) == 3, "they stay readable"
 
 
 def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
@@ -607,19 +569,6 @@ def test_bury_in_a_full_redis(own_shard: Shard) -> None:
     assert [letter[b"event"] for letter in letters(client)] == [entry.id]
 
 
-def test_a_dead_letter_is_announced_where_that_is_asked_for(shard: Shard, client: redis.Redis) -> None:
-    """In the step that writes it, and only in that one."""
-    shard.read_clock()
-    announcing = Outbox(shard, "us", announcements=Announcements(shard.clock, [DELIVERY_FAILED]))
-    (entry,) = taken(announcing, client)
-    assert announcing.dead_letter(GROUP, entry, "HTTP 500")
-    assert not announcing.dead_letter(GROUP, entry, "HTTP 500")
-    (_, fields), *rest = entries(client, KEY)[1:]
-    assert rest == []
-    assert (fields[b"type"], fields[b"id"]) == (DELIVERY_FAILED.encode(), GROUP.encode())
-    assert json.loads(fields[b"data"])["details"]["reason"] == "HTTP 500"
-
-
 def test_dead_letters_cannot_be_written(stream: Outbox, client: redis.Redis) -> None:
     (entry,) = taken(stream, client)
     client.set(DEAD, "x")
@@ -782,11 +731,11 @@ def test_one_call_trims_for_as_long_as_it_may(
     """One XTRIM removes 10,000 at most: with one for each round, 700 expiries a second fill the server."""
     hasty = ConsumerGroups(shard, "us", timing=Timing(trim_for=0)).trim
     stream.groups.ensure(GROUP)
-    add(client, 35_000, at=now - 2 * DAY)
+    add(client, 12_000, at=now - 2 * DAY)
     while consume(stream):
         pass
     assert hasty(*trimmed.args, **trimmed.keywords).removed == 10_000
-    assert trimmed().removed >= 25_000 - NODE
+    assert trimmed().removed >= 2_000 - NODE
 
 
 def test_an_endpoint_whose_group_is_unknown_holds_everything(

@@ -1,7 +1,6 @@
 """Where a new endpoint begins: `start`, and the age of the events that it then gets."""
 
 import json
-import time
 from datetime import timedelta
 
 import pytest
@@ -93,21 +92,6 @@ def test_the_age_of_backfilled_events_counts_from_when_the_group_was_made(
         with deliver(receiver.url, 4, {"start": "beginning"}, max_age="1h", probe_max="200ms") as delivery:
             eventually(lambda: client.xlen("sweeperd:dead-letters") == 8)
             eventually(lambda: delivery.dead_letters() == 8)
-
-
-def test_a_backfilled_group_is_made_again_where_it_was(shard: Shard, client: redis.Redis) -> None:
-    """With its note by a process that has seen it; by another one as if it was made then."""
-    expire(client, "a", "b")
-    outbox = Outbox(shard, "us")
-    made_at = outbox.groups.ensure("hook", "beginning")
-    assert made_at == note(client) > 0
-    client.xgroup_destroy(EVENTS, "hook")
-    time.sleep(0.01)
-    assert outbox.groups.ensure("hook", "beginning") == made_at
-    assert len(outbox.read("hook", 10)) == 2
-    client.xgroup_destroy(EVENTS, "hook")
-    again = Outbox(shard, "them").groups.ensure("hook")
-    assert again == note(client) > made_at
 
 
 def test_events_of_a_backfill_that_could_not_begin_yet_are_kept(own_shard: Shard) -> None:

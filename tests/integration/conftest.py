@@ -9,14 +9,24 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sweeperd.cli import main
+from sweeperd.ops.reconcile import throttle
+from sweeperd.ops.reconcile.throttle import Throttle
 from tests.lua.conftest import bystanders, world
 from tests.support.address import drop_address
+from tests.support.builders import UNSETTLED
 from tests.support.servers import Server
 
 __all__ = ["bystanders", "world"]
 
 #: What a tenant may be called, and what no terminal must obey: a line break, colours, right to left, HTML, a lot.
 HOSTILE = b"\x1b[31mevil\x07\r\n\t\xe2\x80\xae<script>alert(1)</script>\xff" + b"x" * 10_000
+
+
+@pytest.fixture(autouse=True)
+def _quick_walks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks confirm what they find at once, if the test names no timing, and hardly rest for others."""
+    monkeypatch.setattr(Throttle.__init__, "__defaults__", (None, None, UNSETTLED))
+    monkeypatch.setattr(throttle, "REST", 0.01)
 
 
 @dataclass(frozen=True)

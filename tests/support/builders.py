@@ -131,12 +131,16 @@ def script_source(name: str) -> str:
     return source(name)
 
 
+#: A walk that confirms a fault at once, because what tests plant stays.
+UNSETTLED = Timing(settle_faults=0.0)
+
+
 def make_reconciler(
     settings: Settings,
     shard: Shard,
     metrics: Metrics | None = None,
     stop: threading.Event | None = None,
-    timing: Timing = DEFAULT_TIMING,
+    timing: Timing = UNSETTLED,
 ) -> PeriodicReconciler:
     """The daily walks of one daemon."""
     return PeriodicReconciler(settings, shard, metrics or Metrics(), stop or threading.Event(), timing)

@@ -27,6 +27,11 @@ LEASE = "cycles:maintenance:lease:reservation_expiry"
 RIGHTS = rules(cycles={"enabled": True})
 
 
+@pytest.fixture(autouse=True)
+def _looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cycles, "UNLOCKED_SECONDS", 0.0)
+
+
 def found(shard: Shard, *, enabled: bool = False, **given: str) -> Mapping[str, CheckFinding]:
     settings = Settings.model_validate({"cycles": {"enabled": enabled} | given})
     return {finding.check: finding for finding in check_shard(shard, settings, cycles=True)}

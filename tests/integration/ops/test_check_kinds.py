@@ -60,8 +60,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("deadline", [DEADLINE, AHEAD], ids=["due", "not due"])
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(("wrong", "deadline"), [*((wrong, AHEAD) for wrong in WRONG), ("active", DEADLINE)])
 def test_settings_that_fit_no_entry(server: Server, client: redis.Redis, wrong: str, deadline: int) -> None:
     for number in range(3):
         hold_seats(client, f"h{number}", 1, deadline)

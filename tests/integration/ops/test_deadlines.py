@@ -16,7 +16,6 @@ from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.report import ReconcileReport
 from sweeperd.ops.reconcile.subjects import subject_of
-from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.integration.cli.test_schemas import check
@@ -86,7 +85,7 @@ def entries(client: redis.Redis, kind: str) -> Entries:
 
 
 def walk(shard: Shard, settings: Settings, kind: str) -> ReconcileReport:
-    return reconcile(subject_of(shard, settings, kind, Throttle()))
+    return reconcile(subject_of(shard, settings, kind))
 
 
 def checked(shard: Shard, settings: Settings, kind: str) -> CheckFinding:
@@ -177,6 +176,7 @@ def test_the_grace_of_a_reservation_counts(shard: Shard, settings: Settings, cli
     assert dict(walk(shard, settings, "reservations").found) == {Fault.SHORT_TTL: 1}
 
 
+@pytest.mark.parametrize("kind", ["seat-hold"])
 def test_the_gauge_of_the_daily_walk_has_it(shard: Shard, settings: Settings, kind: str, entries: Entries) -> None:
     entries.add("safety net", 1000)
     metrics = Metrics()
@@ -187,6 +187,7 @@ def test_the_gauge_of_the_daily_walk_has_it(shard: Shard, settings: Settings, ki
     assert metrics.registry.get_sample_value("sweeperd_reconcile_findings", labels) == 1
 
 
+@pytest.mark.parametrize("kind", ["seat-hold"])
 def test_the_command_reports_and_repairs(
     server: Server, client: redis.Redis, sweeperd: Sweeperd, kind: str, entries: Entries, tmp_path: Path
 ) -> None:
@@ -248,13 +249,3 @@ def test_a_deadline_far_ahead_in_no_unit(
     document = walk(shard, settings, kind).document(shard)
     assert (document.far_ahead, document.far_ahead_unit) == (2, "")
     assert gauge(shard, settings, kind) == 2
-
-
-def test_ordinary_deadlines_are_not_counted(
-    shard: Shard, client: redis.Redis, settings: Settings, kind: str, entries: Entries
-) -> None:
-    entries.add("soon", None)
-    assert checked(shard, settings, kind).level is CheckLevel.OK
-    document = walk(shard, settings, kind).document(shard)
-    assert (document.far_ahead, document.far_ahead_unit) == (0, "")
-    assert gauge(shard, settings, kind) == 0

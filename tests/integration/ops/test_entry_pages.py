@@ -23,7 +23,7 @@ def test_one_question_at_a_time_on_a_shard(own_server: Server) -> None:
             outcomes.append("refused")
 
     with redis.Redis.from_url(own_server.url) as client:
-        client.execute_command("CLIENT", "PAUSE", 3_000)
+        client.execute_command("CLIENT", "PAUSE", 600)
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -1,8 +1,6 @@
 """What an operator sees of a shard and its endpoints."""
 
 import json
-from pathlib import Path
-from typing import cast
 
 import pytest
 import redis
@@ -11,14 +9,11 @@ from sweeperd.config import Settings
 from sweeperd.ops import rate
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.rate import Rate, read_rates
-from sweeperd.ops.status import Due, ShardStatus, read_all, read_status
-from sweeperd.outbox import BacklogMemory, CircuitNote
-from sweeperd.store import Shard, open_shards
-from tests.support.acl import limited
+from sweeperd.ops.status import Due, ShardStatus, read_status
+from sweeperd.outbox import CircuitNote
+from sweeperd.store import Shard
 from tests.support.builders import endpoint_status
-from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve, server_time
-from tests.support.receiver import Answer, Receiver
-from tests.support.servers import Server, free_port
+from tests.support.harness import eventually, reserve, server_time
 
 
 def settings(*endpoints: str, **sections: object) -> Settings:
@@ -152,98 +147,9 @@ def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard:
     assert behind(0.0) == [], "how long it takes is not known"
 
 
-def test_a_dead_shard_hides_no_other(server: Server) -> None:
-    dead = f"redis://:hush@127.0.0.1:{free_port()}/0"
-    both = Settings.model_validate({"shards": [{"name": "dead", "url": dead}, {"name": "well", "url": server.url}]})
-    shards = open_shards(both)
-    first, second = read_all(both, shards)
-    for shard in shards:
-        shard.close()
-    assert (first.name, first.reachable, second.name, second.reachable) == ("dead", False, "well", True)
-    assert "refused" in first.error
-    assert "hush" not in repr(first)
-
-
 def test_a_key_of_another_type_is_an_answer_too(shard: Shard, client: redis.Redis) -> None:
     client.set("reservation:ttl", "text")
     assert "WRONGTYPE" in read_status(settings(), shard).error
-
-
-def test_a_circuit_is_told_of_while_it_is_open(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    with Receiver(lambda *_: Answer(500)) as receiver:
-        env = environment(
-            server.url,
-            sweep__interval="100ms",
-            webhooks__attempts=1,
-            webhooks__redelivery_initial="40ms",
-            webhooks__redelivery_max="80ms",
-            endpoints=[{"name": "billing", "url": receiver.url}],
-        )
-        asked, shard = settings("billing"), Shard(settings().redis.model_copy(update={"url": _secret(server.url)}))
-        with daemon(env, tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
-            reserve(client, [f"r{number}" for number in range(8)])
-            failing = eventually(
-                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "open" and e.failures > 5]
-            )[0]
-            assert failing.failure == "HTTP 500"
-            assert failing.pending == 8
-            receiver.behaviour = lambda *_: Answer(200)
-            eventually(
-                lambda: [e for e in read_status(asked, shard).endpoints if e.state == "delivering" and not e.pending]
-            )
-            assert running.metric("sweeperd_webhook_pending_events", endpoint="billing") >= 0
-            status = read_status(asked, shard)
-            assert status.reservations.expired == 8
-            assert status.reservations.rate == pytest.approx(8 / 60, abs=0.01)
-            assert status.reservations.tick_age_seconds is not None
-            assert status.reservations.tick_age_seconds < 20
-            assert running.terminate() == 0
-        shard.close()
-
-
-def test_the_rate_of_delivery_is_the_same_for_each_reader(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    """Two processes deliver; the page of each and `status` add up what both have published."""
-    with Receiver() as receiver:
-        endpoints = [{"name": "billing", "url": receiver.url}]
-        env = environment(
-            server.url, sweep__interval="100ms", webhooks__redelivery_initial="400ms", endpoints=endpoints
-        )
-        with daemon(env, tmp_path) as one, daemon(env, tmp_path) as two:
-            # One of them sweeps, the other may stand by.
-            eventually(
-                lambda: all(
-                    running.metric("sweeperd_sweeps_total", result="ok")
-                    or running.metric("sweeperd_sweeps_total", result="standby")
-                    for running in (one, two)
-                )
-            )
-
-            def circuits() -> dict[bytes, bytes]:
-                return cast(dict[bytes, bytes], client.hgetall("sweeperd:circuits"))
-
-            eventually(lambda: len(circuits()) == 2)
-            reserve(client, [f"r{number}" for number in range(400)])
-            eventually(lambda: len(receiver.requests) == 400)
-
-            shards = open_shards(_on(server))
-
-            def on_page(running: Daemon) -> float:
-                (shown,) = json.loads(running.get("/status.json")[1])["shards"]
-                return float(shown["status"]["endpoints"][0]["rate"] or 0)
-
-            def same() -> EndpointDocument | None:
-                """What `status` says, once it says the same as what is published and as the pages of both."""
-                published = sum(json.loads(note)["rate"] for note in circuits().values())
-                (found,) = read_all(settings("billing"), shards)[0].endpoints
-                others = [published, on_page(one), on_page(two)]
-                return found if [found.rate or 0] * 3 == pytest.approx(others, abs=0.02) else None
-
-            found = eventually(lambda: (status := same()) and status.rate and status)
-            for shard in shards:
-                shard.close()
-            assert 0 < found.rate_window_seconds <= 60
-            assert (found.pending, found.empty_in_seconds, len(found.replicas)) == (0, 0.0, 2)
 
 
 def test_how_long_what_waits_takes(shard: Shard, client: redis.Redis) -> None:
@@ -266,59 +172,9 @@ def test_how_long_what_waits_takes(shard: Shard, client: redis.Redis) -> None:
     assert overdue.reservations.empty_in_seconds == 30.0
 
 
-def _on(server: Server) -> Settings:
-    return Settings.model_validate({"redis": {"url": server.url}})
-
-
-def _secret(url: str) -> object:
-    return Settings.model_validate({"redis": {"url": url}}).redis.url
-
-
 def test_who_sweeps_now(shard: Shard, client: redis.Redis) -> None:
     client.set("sweeperd:lease:sweep", "host-a-17-0123456789abcdef")
     assert read_status(settings(), shard).reservations.sweeping == "host-a-17"
-
-
-def test_it_needs_no_right_that_the_daemon_does_not_have(server: Server, client: redis.Redis) -> None:
-    reserve(client, ["a"])
-    client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
-    endpoints = [{"name": "billing", "url": "http://127.0.0.1:9/"}]
-    assert once(environment(server.url, webhooks__attempts=1, endpoints=endpoints)).code == 3
-    reserve(client, ["c"])
-    with limited(server, client) as url:
-        shard = Shard(Settings.model_validate({"redis": {"url": url}}).redis)
-        status = read_status(settings("billing"), shard)
-        shard.close()
-    assert (status.error, status.due.overdue, status.dead_letters) == ("", 1, 1)
-
-
-def test_pending_counts_only_what_will_be_sent(shard: Shard, client: redis.Redis) -> None:
-    """Neither events of tenants that it does not ask for, nor replays for another endpoint."""
-    for number in range(30):
-        tenant = ("acme", "globex", "initech")[number % 3]
-        client.xadd("sweeperd:events", {"id": str(number), "tenant": tenant})
-    client.xadd("sweeperd:events", {"id": "again", "tenant": "acme", "only_for": "some"})
-    for group in ("all", "some"):
-        client.xgroup_create("sweeperd:events", group, id="0")
-    client.xreadgroup("some", "me", {"sweeperd:events": ">"}, count=1)
-    endpoints = [{"name": "all", "url": "http://a/"}, {"name": "some", "url": "http://a/", "tenants": ["acme"]}]
-    status = read_status(Settings.model_validate({"webhooks": {"endpoints": endpoints}}), shard)
-    assert [(each.endpoint, each.pending, each.pending_exact) for each in status.endpoints] == [
-        ("all", 30, True),
-        ("some", 11, True),
-    ]
-
-
-def test_pending_beyond_the_limit_is_an_estimate(shard: Shard, client: redis.Redis) -> None:
-    for number in range(400):
-        client.xadd("sweeperd:events", {"id": str(number), "tenant": "acme" if number % 2 else "globex"})
-    client.xgroup_create("sweeperd:events", "some", id="0")
-    client.xreadgroup("some", "me", {"sweeperd:events": ">"}, count=1)
-    endpoints = [{"name": "some", "url": "http://a/", "tenants": ["acme"]}]
-    settings, memory = Settings.model_validate({"webhooks": {"endpoints": endpoints}}), BacklogMemory(exact=100)
-    (status,) = read_status(settings, shard, memory=memory).endpoints
-    counted = "lag" in client.xinfo_groups("sweeperd:events")[0]
-    assert (status.pending, status.pending_exact) == ((200, False) if counted else (51, False))
 
 
 def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis.Redis) -> None:

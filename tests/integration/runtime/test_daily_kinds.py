@@ -12,16 +12,14 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings, Settings
+from sweeperd.config import Settings
 from sweeperd.context import Timing
 from sweeperd.metrics import Metrics
-from sweeperd.ops.acl import acl_users
 from sweeperd.ops.reconcile.faults import WalkStage
 from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
-from tests.support.acl import refusals
-from tests.support.builders import make_reconciler
-from tests.support.fixtures import a_shard, full
+from tests.support.builders import UNSETTLED, make_reconciler
+from tests.support.fixtures import a_shard
 from tests.support.harness import eventually
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
@@ -41,9 +39,6 @@ active = { state = "HELD" }
 ended = { state = "EXPIRED" }
 """
 KINDS = tomllib.loads(SEAT_HOLD + SUMS + LOCK)["kinds"]
-SUM = [{"key": "seats:{show}", "field": "held", "of": "qty"}]
-#: What is planted stays, so a walk need not wait before it looks again.
-UNSETTLED = Timing(settle_faults=0.0)
 NOTHING = dict.fromkeys(("lost", "orphan", "wrong_score", "short_ttl", "sum_drift"), 0)
 
 
@@ -216,52 +211,16 @@ def test_a_cursor_holds_for_one_run_of_one_server(replica: Make, client: redis.R
         assert (report["resumed"], report["hashes"]) == (False, 3)
 
 
-def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server) -> None:
-    with a_shard(own_server) as shard:
-        plant(shard.client)
-        with full(shard):
-            one = Replica(shard)
-            one.walk()
-            one.walk()
-            assert (one.runs("seat-hold"), one.runs("lock")) == (1, 1)
-            assert one.findings("lock") == NOTHING | {"lost": 1}
-            assert not shard.client.exists(RECORD)
-
-
 def test_a_kind_whose_script_is_broken_is_walked_once(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
     """A file that fails would say of no hash that it is active, and so hide what the index lost."""
     seats = Seats(shard.client, scripted(f"local first = nil .. 'x'\n{SCRIPT}"))
     seats.hold()
     shard.client.delete("seats:ttl")
     metrics = Metrics()
-    reconciler = make_reconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
+    reconciler = make_reconciler(seats.settings, shard, metrics)
     for _ in range(3):
         reconciler.run_if_due()
     labels = {"shard": "default", "kind": "seat-hold", "result": "error"}
     assert metrics.registry.get_sample_value("sweeperd_reconcile_runs_total", labels) == 1
     (refused,) = [vars(each) for each in caplog.records if each.message.startswith("kind refused")]
     assert (refused["kind"], "script file fails" in refused["error"]) == ("seat-hold", True)
-
-
-def test_the_rights_of_the_acl_suffice(own_server: Server) -> None:
-    seats = Seats(redis.Redis.from_url(own_server.url, protocol=2), scripted(SCRIPT, sums=SUM))
-    seats.hold()
-    seats.show(held=7)
-    seats.client.delete("seats:ttl")
-    (user,) = acl_users(seats.settings, seats.settings.all_shards, "all", commands=False)
-    seats.client.execute_command("ACL", "SETUSER", "sweeperd", "reset", ">secret", *user.rules)
-    seats.client.acl_log_reset()
-    url = own_server.url.replace("redis://", "redis://sweeperd:secret@")
-    shard = Shard(RedisSettings.model_validate({"url": url}))
-    try:
-        metrics = Metrics()
-        reconciler = make_reconciler(seats.settings, shard, metrics, threading.Event(), UNSETTLED)
-        for _ in range(2):
-            reconciler.run_if_due()
-    finally:
-        shard.close()
-    for fault in ("lost", "sum_drift"):
-        labels = {"shard": "default", "kind": "seat-hold", "finding": fault}
-        assert metrics.registry.get_sample_value("sweeperd_reconcile_findings", labels) == 1
-    assert refusals(seats.client) == []
-    seats.client.close()

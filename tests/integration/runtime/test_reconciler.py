@@ -8,13 +8,14 @@ from contextlib import ExitStack, closing
 import pytest
 
 from sweeperd.config import Settings
-from sweeperd.context import ShardContext, Timing
+from sweeperd.context import ShardContext
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile.last_walk import KEPT, WalkStore
 from sweeperd.runtime.daemon import ShardRunner
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard, open_shards
+from tests.support.builders import make_reconciler
 from tests.support.fixtures import a_shard, full
 from tests.support.harness import SCOPES, eventually, reserve
 from tests.support.servers import Server
@@ -35,7 +36,7 @@ def replica(server: Server) -> Iterator[Make]:
             shard = shards.enter_context(a_shard(at))
             settings = Settings.model_validate({"reconcile": {"interval": interval, "rate": rate}})
             metrics = Metrics()
-            patrol = PeriodicReconciler(settings, shard, metrics, stop or threading.Event(), Timing(settle_faults=0.0))
+            patrol = make_reconciler(settings, shard, metrics, stop)
             patrol.run_if_due()
             return patrol, metrics
 

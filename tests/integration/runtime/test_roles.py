@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings, Settings
+from sweeperd.config import Settings
 from sweeperd.ops.processes import ProcessDocument, read_processes
-from sweeperd.outbox import EndpointStateStore
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.process import Role
 from sweeperd.store import Shard
-from tests.support.deliveries import expire
 from tests.support.harness import eventually, reserve, server_time
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
@@ -65,32 +63,6 @@ def test_one_sweeps_and_the_other_delivers(server: Server, client: redis.Redis) 
             assert client.hget("reservation:res_three", "state") == b"ACTIVE"
 
 
-@pytest.mark.parametrize("role", [Role.SWEEP, Role.DELIVER])
-def test_a_group_that_is_lost_is_made_again_in_each_role(role: Role, server: Server, client: redis.Redis) -> None:
-    """By a daemon that only sweeps, and for an endpoint that is paused; and its events arrive after the resume."""
-    shard = Shard(RedisSettings.model_validate({"url": server.url}))
-    shard.read_clock()
-    state = EndpointStateStore(shard)
-    with Receiver() as receiver:
-        with running(server, role, receiver.url) as daemon:
-            state.pause("hook", "moving house")
-            eventually(
-                lambda: (
-                    role is Role.SWEEP or value(daemon, "sweeperd_endpoint_state", endpoint="hook", state="paused") == 1
-                )
-            )
-            expire(client, "one", "two")
-            assert value(daemon, "sweeperd_groups_remade_total", shard="default") == 0
-            client.xgroup_destroy("sweeperd:events", "hook")
-            expire(client, "three")
-            eventually(lambda: client.xinfo_groups("sweeperd:events"))
-            eventually(lambda: value(daemon, "sweeperd_groups_remade_total", shard="default") == 1)
-        state.resume("hook")
-        with running(server, Role.DELIVER, receiver.url):
-            receiver.wait_for(lambda requests: len(requests) == 3)
-    shard.close()
-
-
 def test_a_delivering_daemon_is_not_ready_while_redis_is_away(own_server: Server) -> None:
     with Receiver() as receiver, running(own_server, Role.DELIVER, receiver.url) as daemon:
         own_server.kill()
@@ -124,7 +96,10 @@ def test_what_no_process_does_is_named(role: Role, duty: str, question: str, ser
             eventually(lambda: all(duty not in details for details in named(daemon)[1].values()))
 
 
-def test_a_silent_process_is_exported_until_it_comes_back(server: Server, client: redis.Redis) -> None:
+def test_a_silent_process_is_exported_until_it_comes_back(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeperd.ops.processes.ANNOUNCE_EVERY", 0.1)
     note = {"process": "host-2", "at": server_time(client) - 60_000, "sweeps": True, "delivers": False}
     client.hset("sweeperd:processes", "host-2-0123abcd", json.dumps(note))
     # The daemon replaces the one that was heard of last.
@@ -142,7 +117,7 @@ def test_a_silent_process_is_exported_until_it_comes_back(server: Server, client
         assert daemon.readiness() == (True, "ok"), "the others do its work"
         note["at"] = server_time(client)
         client.hset("sweeperd:processes", "host-2-0123abcd", json.dumps(note))
-        eventually(lambda: silent() == -1, limit=30)
+        eventually(lambda: silent() == -1)
 
 
 def test_a_process_tells_what_it_sweeps(server: Server) -> None:

@@ -23,7 +23,7 @@ def at_most(concurrency: int, endpoints: int, shards: int = 1) -> int:
     return 2 * concurrency + shards * (endpoints + 10) + 1
 
 
-@pytest.mark.parametrize(("endpoints", "shards"), [(1, 1), (12, 1), (5, 2)])
+@pytest.mark.parametrize(("endpoints", "shards"), [(12, 1), (5, 2)])
 def test_the_threads_of_a_daemon(server: Server, endpoints: int, shards: int) -> None:
     settings = Settings.model_validate(
         {

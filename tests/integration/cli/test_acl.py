@@ -15,7 +15,7 @@ from sweeperd.ops.acl import acl_users
 from sweeperd.store.scripts import Call, Script, script_names, source
 from tests.integration.conftest import Cli
 from tests.support.acl import ACL, PASSWORD, refusals, rules
-from tests.support.harness import Daemon, daemon, environment, eventually, once, reserve
+from tests.support.harness import SCOPES, Daemon, daemon, environment, eventually, once, reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
@@ -160,6 +160,7 @@ def test_every_command_works_under_the_rights(own_server: Server, limited_url: s
             ["show", "1", "--kind", "seat-hold"],
             ["expired", "--kind", "seat-hold"],
             ["reconcile"],
+            ["reconcile", "--repair-budget", f"{SCOPES[0]}:TOKENS", "--yes"],
             ["reconcile", "--kind", "seat-hold"],
             ["reconcile", "--kind", "session", "--repair", "--yes"],
             ["index", "--kind", "session", "--yes"],
@@ -223,17 +224,6 @@ def test_a_role_works_under_its_rights(own_server: Server, limited_url: str, tmp
             eventually(lambda: json.loads(running.get("/status.json")[1])["shards"][0]["status"])
             assert running.terminate() == 0
         assert refusals(client) == []
-
-
-@pytest.mark.newest_redis
-def test_a_lease_that_never_ends_does_not_need_more(own_server: Server, limited_url: str, tmp_path: Path) -> None:
-    with redis.Redis.from_url(own_server.url, protocol=2) as client:
-        client.execute_command("ACL", "SETUSER", "sweeperd", "reset", f">{PASSWORD}", *rules())
-        client.set("sweeperd:lease:sweep", "held forever")
-        reserve(client, ["one"])
-        with daemon(environment(limited_url, sweep__interval="100ms", sweep__lease_ttl="1s"), tmp_path) as running:
-            eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == 1)
-            assert any("lease is held" in line["message"] for line in running.lines())
 
 
 def test_the_ledger_works_under_its_rights(own_server: Server, cli: Cli) -> None:

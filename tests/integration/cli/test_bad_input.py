@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import redis
 
 from sweeperd.store import Shard
@@ -109,20 +108,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("line", CASES, ids=lambda line: line[:50])
-def test_it_is_refused(line: str, invoke: Run, shard: Shard, client: redis.Redis, tmp_path: Path) -> None:
+def test_it_is_refused(invoke: Run, shard: Shard, client: redis.Redis, tmp_path: Path) -> None:
     give_up(shard, ["dead"])
     reserve(client, ["broken"])
     client.zadd("sweeperd:quarantine", {"broken": 1})
     before = {key: client.dump(key) for key in client.scan_iter()}
     (tmp_path / "config.toml").write_text(SEAT_HOLD)
-    words = [{"{long}": LONG, "{hostile}": HOSTILE}.get(word, word) for word in line.split()]
-    result = invoke(*words, endpoints=ENDPOINTS)
-    assert (result.exit_code, result.stdout) == (2, "")
-    last = result.stderr.splitlines()[-1]
-    assert CASES[line] in last
-    assert len(last) < 300
-    assert {key: client.dump(key) for key in client.scan_iter()} == before
+    for line, names in CASES.items():
+        words = [{"{long}": LONG, "{hostile}": HOSTILE}.get(word, word) for word in line.split()]
+        result = invoke(*words, endpoints=ENDPOINTS)
+        assert (result.exit_code, result.stdout) == (2, ""), line
+        last = result.stderr.splitlines()[-1]
+        assert (names in last, len(last) < 300) == (True, True), f"{line}: {last}"
+        assert {key: client.dump(key) for key in client.scan_iter()} == before, line
 
 
 def test_one_of_several_kinds_has_to_be_named(invoke: Run, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_backlog_of_many_pages(invoke: Run, shard: Shard, client: redis.Redis)
 def test_beside_a_reader_no_younger_event_is_lost(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     """The process takes events that the command has counted, so a read of the command goes beyond the moment."""
     outbox, rival = backlog(shard), Outbox(shard, "rival")
-    old, young = [f"old-{number}" for number in range(2000)], [f"young-{number}" for number in range(300)]
+    old, young = [f"old-{number}" for number in range(500)], [f"young-{number}" for number in range(100)]
     reserve(client, old)
     expire(client, old)
     before, over = later(client, young), threading.Event()
@@ -115,7 +115,7 @@ def test_beside_a_reader_no_younger_event_is_lost(invoke: Run, shard: Shard, cli
     finally:
         over.set()
         reader.join()
-    assert (result.exit_code, "2004 events of audit" in result.stdout) == (0, True), result.output
+    assert (result.exit_code, "504 events of audit" in result.stdout) == (0, True), result.output
     assert sorted(waiting(client, outbox)) == sorted(entry.encode() for entry in young)
 
 

@@ -301,9 +301,3 @@ def test_options_of_check_that_do_not_go_together(sweeperd: Sweeperd, options: l
 )
 def test_options_that_do_not_go_with_it(sweeperd: Sweeperd, options: list[str]) -> None:
     assert sweeperd(*options).code == 2
-
-
-def test_a_server_that_is_down(sweeperd: Sweeperd) -> None:
-    ran = sweeperd("--once", "--dry-run", url="redis://127.0.0.1:1/0")
-    assert ran.code == 1
-    assert "not available" in ran.err

@@ -6,7 +6,6 @@ import json
 import re
 from typing import Any
 
-import pytest
 import redis
 
 from sweeperd.outbox import message
@@ -90,7 +89,7 @@ def test_a_clock_that_is_behind_the_stream(invoke: Run, client: redis.Redis) -> 
 
 
 def test_pages(invoke: Run, client: redis.Redis) -> None:
-    for count in (streams.PAGE - 1, streams.PAGE, streams.PAGE + 1, 3 * streams.PAGE):
+    for count in (streams.PAGE, streams.PAGE + 1):
         client.delete(EVENTS)
         for number in range(count):
             add(client, T + number, str(number))
@@ -162,9 +161,6 @@ def test_a_span_that_ends_in_the_future_says_so(invoke: Run, client: redis.Redis
     assert "--until" in result.stderr
 
 
-# ---- bad input
-
-
 # ---- forms
 
 
@@ -210,11 +206,12 @@ def test_hostile_names_as_csv(invoke: Run, client: redis.Redis) -> None:
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row)
 
 
-@pytest.mark.parametrize("sign", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20"])
-def test_no_spreadsheet_takes_a_name_for_a_formula(sign: str, invoke: Run, client: redis.Redis) -> None:
-    add(client, server_time(client) - 5, f"{sign}1+1")
-    (row,) = list(csv.DictReader(io.StringIO(invoke("expired", "--format", "csv").stdout)))
-    assert row["reservation"] == f"'{sign}1+1"
+def test_no_spreadsheet_takes_a_name_for_a_formula(invoke: Run, client: redis.Redis) -> None:
+    names = [f"{sign}1+1" for sign in "=+-@\uff1d\uff0b\uff0d\uff20"]
+    for number, name in enumerate(names):
+        add(client, server_time(client) - 100 + number, name)
+    rows = csv.DictReader(io.StringIO(invoke("expired", "--format", "csv").stdout))
+    assert [row["reservation"] for row in rows] == [f"'{name}" for name in names]
 
 
 def test_all_columns(invoke: Run, client: redis.Redis) -> None:

@@ -38,41 +38,12 @@ def quarantine(*words: str) -> Result:
     return CliRunner().invoke(main, ["--config", str(CONFIG), "quarantine", *words])
 
 
-def test_list(seats: Seats) -> None:
-    listed = quarantine("list", "--kind", "seat-hold", "--json")
-    (shard,) = json.loads(listed.output)["shards"]
-    ((entry),) = shard["entries"]
-    assert (entry["id"], entry["reason"], entry["tenant"]) == ("h1", "INVALID_PLAN", "c1")
-
-
-def test_requeue_after_a_repair(seats: Seats, server: Server) -> None:
-    seats.client.hset("seats:hold:h1", "qty", "3")
-    assert quarantine("requeue", "h1", "--kind", "seat-hold", "--yes").exit_code == 0
-    assert seats.client.hkeys("seats:hold:h1") == [b"state", b"show", b"qty", b"customer", b"expires_at"]
-    sweep(server)
-    assert seats.seats() == (13, 2)
-
-
-def test_what_is_not_repaired_stays_on_the_list(seats: Seats) -> None:
-    refused = quarantine("requeue", "--all", "--kind", "seat-hold", "--yes")
-    assert (refused.exit_code, "INVALID_PLAN" in refused.output) == (1, True)
-    assert seats.client.zcard("sweeperd:quarantine:seat-hold") == 1
-    assert seats.client.hget("seats:hold:h1", "quarantine_reason") == b"INVALID_PLAN"
-
-
 def test_what_has_another_fault_by_now_is_listed_with_it(seats: Seats) -> None:
     seats.client.hdel("seats:hold:h1", "qty")
     refused = quarantine("requeue", "h1", "--kind", "seat-hold", "--yes")
     assert (refused.exit_code, "MISSING_FIELD" in refused.output) == (1, True)
     reason, detail = seats.client.hmget("seats:hold:h1", "quarantine_reason", "quarantine_detail")
     assert (reason, b"qty" in (detail or b"")) == (b"MISSING_FIELD", True)
-    assert seats.seats() == (10, 5)
-
-
-def test_dismiss(seats: Seats) -> None:
-    assert quarantine("dismiss", "h1", "--kind", "seat-hold", "--yes").exit_code == 0
-    assert not seats.client.exists("sweeperd:quarantine:seat-hold")
-    assert seats.client.hexists("seats:hold:h1", "dismissed_at")
     assert seats.seats() == (10, 5)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from click.testing import CliRunner
 from sweeperd.cli import main
 from sweeperd.webhook_keys import generate_pair, generate_shared
 from tests.docs.generate import SCHEMAS
+from tests.integration.conftest import Cli
 from tests.support.harness import environment, once, reserve
 from tests.support.servers import Server
 
@@ -124,8 +126,6 @@ def test_bad_options(options: list[str], problem: str) -> None:
     assert options[0] in result.stderr
 
 
-def test_a_port_that_is_taken() -> None:
-    with listening() as (url, _):
-        taken = ["--port", url.rpartition(":")[2].rstrip("/")]
-        done = subprocess.run([*SWEEPERD, "listen", *taken], capture_output=True, timeout=60, check=False)
-        assert done.returncode == 1
+def test_a_port_that_is_taken(cli: Cli) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert cli("listen", {}, "--port", str(taken.getsockname()[1])).exit_code == 1

@@ -1,19 +1,17 @@
 """`sweeperd reconcile`: options, what goes to which output, exit codes."""
 
 import json
-import threading
 from typing import Any
 
 import redis
 from click.testing import Result
 
 from sweeperd.config import Settings
-from sweeperd.metrics import Metrics
-from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard
 from sweeperd.text import timestamp
 from tests.integration.conftest import Cli
 from tests.support.books import Property, check, read
+from tests.support.builders import make_reconciler
 from tests.support.harness import SCOPES, environment, reserve
 from tests.support.servers import Server
 
@@ -73,7 +71,7 @@ def test_the_last_walk_of_the_daemon_is_shown_as_it_was(cli: Cli, shard: Shard, 
     plant(shard.client)
     shard.client.hincrby(DRIFTED, "reserved", 7)
     began = shard.read_clock()
-    daemon = PeriodicReconciler(Settings(), shard, Metrics(), threading.Event())
+    daemon = make_reconciler(Settings.model_validate({"reconcile": {"rate": 1_000_000}}), shard)
     for _ in range(2):  # the first time it does not walk
         daemon.run_if_due()
     assert cli("reconcile", env, "--repair", "--yes").exit_code == 1  # the index is mended; the drift is left

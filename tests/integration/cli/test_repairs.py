@@ -1,7 +1,6 @@
 """Tries each repair to its end: what `status` shows, the command that it names, and the silence afterwards."""
 
 import shlex
-import threading
 from typing import Any
 
 import pytest
@@ -9,9 +8,9 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.store import Shard
 from tests.integration.conftest import Sweeperd
+from tests.support.builders import make_reconciler
 from tests.support.harness import SCOPES, budget, reserve
 
 LATER = -50_000
@@ -102,7 +101,7 @@ def test_dismissing_a_readable_row_says_what_stays_locked(client: redis.Redis, s
 
 def test_a_walk_by_hand_counts_as_the_last_one(client: redis.Redis, shard: Shard, sweeperd: Sweeperd) -> None:
     metrics = Metrics()
-    daemon = PeriodicReconciler(Settings(), shard, metrics, threading.Event())
+    daemon = make_reconciler(Settings.model_validate({"reconcile": {"rate": 1_000_000}}), shard, metrics)
 
     def alerting() -> dict[str, float]:
         daemon.run_if_due()

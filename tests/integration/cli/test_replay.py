@@ -13,7 +13,7 @@ from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
-from tests.support.books import ALWAYS, Broken, Property, check, read
+from tests.support.books import ALWAYS, check, read
 from tests.support.fixtures import a_shard, full
 from tests.support.receiver import Receiver
 from tests.support.servers import Server
@@ -143,23 +143,6 @@ def test_they_are_counted_up_to_a_limit(shard: Shard, monkeypatch: pytest.Monkey
 
 
 # ---- the books
-
-
-def test_a_replay_is_in_the_books_no_second_expiry(shard: Shard, client: redis.Redis) -> None:
-    letters = text(give_up(shard, ["one"]))
-    dead_letters.replay(shard, letters)
-    check(read(client), [Property.TOLD_ONCE])
-    append(client, EVENTS, entries(client, EVENTS)[0][1])
-    with pytest.raises(Broken, match=Property.TOLD_ONCE):
-        check(read(client), [Property.TOLD_ONCE])
-
-
-def test_a_replay_of_what_was_never_told_breaks_the_books(shard: Shard, client: redis.Redis) -> None:
-    give_up(shard, ["one"])
-    forged = entries(client, EVENTS)[0][1] | {b"amount": b"6", ONLY_FOR: b"billing"}
-    append(client, EVENTS, forged)
-    with pytest.raises(Broken, match=Property.TOLD_ONCE):
-        check(read(client), [Property.TOLD_ONCE])
 
 
 def test_who_is_to_have_it_may_be_any_bytes() -> None:

@@ -120,7 +120,9 @@ def test_what_was_trimmed_is_said(invoke: Run, client: redis.Redis, now: int) ->
     assert ("oldest event" in counted.stderr, "2 events" in counted.stderr) == (True, True)
 
 
-def test_it_waits_for_the_end(invoke: Run, server: Server, client: redis.Redis, now: int) -> None:
+def test_it_waits_for_the_end(
+    invoke: Run, server: Server, client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And ends with 3 where an event waits for its next attempt."""
     refused = {"r3"}
 
@@ -135,7 +137,9 @@ def test_it_waits_for_the_end(invoke: Run, server: Server, client: redis.Redis, 
         daemon.start()
         try:
             options = ["--endpoint", "billing", "--since", rfc3339(now - 2 * HOUR), "--yes", "--json"]
-            ran = invoke("replay", *options, endpoints=endpoints)
+            with monkeypatch.context() as patch:
+                patch.setattr("sweeperd.cli.replay.POLL_EVERY", 0.02)
+                ran = invoke("replay", *options, endpoints=endpoints)
             assert ran.exit_code == 3, ran.output
             (document,) = json.loads(ran.stdout)["replays"]
             assert document == document | {"events": 5, "began": True, "ended": False, "left": 1}

@@ -101,11 +101,10 @@ MISSPELT: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("deadline", [AHEAD, DEADLINE], ids=["not due", "due"])
 @pytest.mark.parametrize("word", MISSPELT)
-def test_a_misspelt_word_fails(shard: Shard, client: redis.Redis, word: str, deadline: int) -> None:
+def test_a_misspelt_word_fails(shard: Shard, client: redis.Redis, word: str) -> None:
     client.hset("seats:hamlet", mapping={"free": 7, "held": 5})
-    hold_seats(client, "h1", 2, deadline)
+    hold_seats(client, "h1", 2, AHEAD)
     kind, says = MISSPELT[word]
     failure = first(settings_of(kind), taken(shard, settings_of(kind)))
     assert failure is not None
@@ -133,8 +132,7 @@ def test_an_entry_that_is_protected_or_extended_is_a_sample_of_that(shard: Shard
     seats.hset("seats:hold:h2", "used", AHEAD)
     for kind in (SEATS | {"unless": "EXISTS jobs:{id}"}, scripted(READS, reads=["blocked:*"])):
         settings = settings_of(kind)
-        proofs = list(prove(settings, settings.kinds[0], taken(shard, settings, 2).samples[:1], shrink=False))
-        assert [proof.failure for proof in proofs if proof.failure] == []
+        assert first(settings, taken(shard, settings, 2)) is None
 
 
 def test_a_large_key_is_copied_in_part(shard: Shard, seats: redis.Redis) -> None:

@@ -94,8 +94,13 @@ def _script_pipeline(client: redis.Redis, word: str) -> list[bytes]:
         return pipeline.receive().replies
 
 
-@pytest.mark.parametrize("error", INTERRUPTS)
-@pytest.mark.parametrize("use", [_command, _pipeline, _script, _script_pipeline])
+@pytest.mark.parametrize(
+    ("use", "error"),
+    [
+        *((_command, each) for each in INTERRUPTS),
+        *((use, Interrupt) for use in (_pipeline, _script, _script_pipeline)),
+    ],
+)
 def test_no_reply_is_left_for_the_next(
     shard: Shard, interrupter: Interrupter, use: Callable[[redis.Redis, str], list[bytes]], error: type[BaseException]
 ) -> None:

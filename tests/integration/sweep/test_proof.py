@@ -135,14 +135,6 @@ def test_an_expiry_beyond_the_sample_proves_its_kind(world: World) -> None:
     assert world.index == 0
 
 
-def test_entries_that_stay_hide_none_behind_them(world: World) -> None:
-    world.orphans(300)
-    world.hold(3, DEADLINE + 1000, stem="late", expires_at="soon")
-    report = world.sweep(batch_size=10).tick()
-    assert (counts(report), report.complete) == ({"held": 300, "quarantined": 3}, True)
-    assert world.index == 300
-
-
 def test_an_empty_index_is_no_proof(world: World) -> None:
     sweep = world.sweep()
     assert counts(sweep.tick()) == {}

@@ -87,7 +87,7 @@ def test_the_shipped_rights_suffice(limited: Limited) -> None:
     assert [decision.outcome for decision in limited.decided] == [Outcome.EXPIRED] * 2
 
 
-@pytest.mark.parametrize("command", ["ZREM", "ZADD", "ZCARD", "XADD", "HSET", "HMGET", "HGET", "PEXPIRE", "EXISTS"])
+@pytest.mark.parametrize("command", ["XADD", "HMGET"])
 def test_a_command_that_is_missing_moves_nothing_and_is_named(limited: Limited, command: str) -> None:
     before = limited.dump()
     limited.allow(f"-{command.lower()}")
@@ -99,9 +99,8 @@ def test_a_command_that_is_missing_moves_nothing_and_is_named(limited: Limited, 
     assert isinstance(limited.sweep.run(), Complete)
 
 
-@pytest.mark.parametrize("key", ["reservation:ttl", "sweeperd:events", "sweeperd:quarantine"])
-def test_a_key_that_is_missing_moves_nothing_and_is_named(limited: Limited, key: str) -> None:
-    before = limited.dump()
+def test_a_key_that_is_missing_moves_nothing_and_is_named(limited: Limited) -> None:
+    before, key = limited.dump(), "sweeperd:events"
     kept = [rule for rule in rules() if rule.startswith("~") and rule != f"~{key}"]
     limited.allow("resetkeys", *kept)
     with pytest.raises(KindRefused, match=key):
@@ -117,7 +116,7 @@ def test_each_connection_is_checked(limited: Limited) -> None:
         limited.sweep.run()
 
 
-@pytest.mark.parametrize("pattern", ["reservation:res_*", "budget:*"])
+@pytest.mark.parametrize("pattern", ["budget:*"])
 def test_hashes_that_may_only_be_read_fail_the_tick(
     limited: Limited, client: redis.Redis, redis_version: tuple[int, ...], pattern: str
 ) -> None:
@@ -130,10 +129,7 @@ def test_hashes_that_may_only_be_read_fail_the_tick(
     assert limited.dump() == before
 
 
-COMMANDS = ["zrem", "zadd", "xadd", "hset", "pexpire"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ["zrem", "hset"])
 def test_a_right_that_is_taken_away_in_the_middle_moves_nothing_more(
     limited: Limited, client: redis.Redis, command: str
 ) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.every_redis
 
 MINUTE = timedelta(minutes=1)
 ROOT = Path(__file__).parents[3]
-#: A kind with templates, one with a script, a channel, an endpoint that asks for spikes, and Cycles.
+#: A kind with templates, one with a script, a channel, an endpoint that asks for spikes and an order, and Cycles.
 SETTINGS = (
     """
 [cycles]
@@ -55,6 +55,7 @@ unless = { busy = "yes" }
 name = "billing"
 url = "%s"
 events = ["reservation", "seat-hold", "session", "reservation.expiry_rate_spike"]
+order = "key"
 """
 )
 

@@ -45,37 +45,9 @@ def listed(invoke: Run, **settings: Any) -> dict[str, dict[str, Any]]:
 def test_list_before_anything_was_delivered(invoke: Run) -> None:
     rows = listed(invoke)
     assert list(rows) == ["billing", "audit"]
-    assert rows["billing"] == {
-        "endpoint": "billing",
-        "shard": "default",
-        "address": rows["billing"]["address"],
-        "configured": True,
-        "state": "stopped",
-        "url": "https://billing.example.com:8443/hook?…",
-        "tenants": None,
-        "position": None,
-        "pending": None,
-        "pending_exact": True,
-        "open_on": 0,
-        "processes": 0,
-        "failures": 0,
-        "failure": "",
-        "warning": "",
-        "falling_behind": False,
-        "oldest_pending_seconds": 0.0,
-        "paused_at": None,
-        "paused_reason": "",
-        "muted_until": None,
-        "muted_seconds": 0.0,
-        "circuit_open": False,
-        "replay": None,
-        "replicas": [],
-        "dead_letters": 0,
-        "dead_letters_counted": True,
-        "rate": None,
-        "rate_window_seconds": 0.0,
-        "empty_in_seconds": None,
-    }
+    billing = rows["billing"]
+    assert (billing["state"], billing["url"]) == ("stopped", "https://billing.example.com:8443/hook?…")
+    assert (billing["configured"], billing["pending"], billing["replay"]) == (True, None, None)
     assert rows["audit"]["tenants"] == ["acme", "globex"]
 
 

@@ -223,14 +223,6 @@ def test_reconcile_finds_what_the_index_lost_and_repairs_it(kinds: Kinds) -> Non
     assert "\trepair\tindex of seat-hold\t3" in kinds.run("actions").out
 
 
-def test_reconcile_asks_the_script_of_a_kind(kinds: Kinds) -> None:
-    kinds.lock("l2")
-    kinds.lock("ended", state="EXPIRED")
-    kinds.client.zrem("locks:ttl", "l2", "ended")
-    code, report = walked(kinds, "lock")
-    assert (code, [(each["fault"], each["id"]) for each in report["findings"]]) == (1, [("lost", "l2")])
-
-
 def test_reconcile_compares_the_sums_that_a_kind_declares(kinds: Kinds) -> None:
     assert walked(kinds, "seat-hold")[0] == 0
     kinds.hold("h2", qty=5, deadline=FUTURE)

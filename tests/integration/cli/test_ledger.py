@@ -49,25 +49,6 @@ def test_a_drift_is_ended_and_nothing_else_changes(sweeperd: Sweeperd, client: r
     assert (ran.code, ran.document["result"]) == (0, "no drift")
 
 
-def test_after_an_underflow_the_budget_is_repaired_and_then_the_entry_is_put_back(
-    sweeperd: Sweeperd, client: redis.Redis
-) -> None:
-    """The order of the runbook. The other way round the entry only comes back."""
-    reserve(client, ["one"], amount=7)
-    client.hincrby(KEY, "reserved", -3)
-    client.hincrby(KEY, "remaining", 3)
-    assert sweeperd("--once").code == 0
-    requeue = ["quarantine", "requeue", "--reason", "RESERVED_UNDERFLOW", "--yes"]
-    assert sweeperd(*requeue).code == 1
-    assert client.hget("reservation:res_one", "state") == b"ACTIVE"
-    assert sweeperd("reconcile", "--repair-budget", NAME, "--yes", "--json").document["difference"] == -3
-    assert sweeperd(*requeue).code == 0
-    assert sweeperd("--once").code == 0
-    assert client.hget("reservation:res_one", "state") == b"EXPIRED"
-    assert budget(client)[0] == 0
-    assert sweeperd("reconcile").code == 0
-
-
 @pytest.mark.parametrize(
     ("field", "value", "reason"),
     [

@@ -6,15 +6,9 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import Settings
-from sweeperd.ops.endpoint_health import HealthLevel
-from sweeperd.ops.health import ShardView
-from sweeperd.ops.status import read_status
-from sweeperd.ops.status_report import status_report
 from sweeperd.store.memory import memory_use
 from tests.integration.cli.test_schemas import check
 from tests.integration.conftest import Ran, Sweeperd
-from tests.support.fixtures import a_shard
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD, hold_seats
 from tests.support.servers import Server
@@ -125,22 +119,6 @@ def test_a_user_without_info_still_has_a_status(full: Full) -> None:
     assert document["shards"][0]["memory"] is None
 
 
-@pytest.mark.parametrize(
-    ("percent", "level"), [(134, HealthLevel.BAD), (90, HealthLevel.WATCH), (50, HealthLevel.GOOD)]
-)
-def test_the_page_does_not_say_that_all_is_well(full: Full, percent: int, level: HealthLevel) -> None:
-    settings = Settings()
-    with a_shard(full.server) as shard:
-        full.use(percent)
-        status = read_status(settings, shard, detailed=True)
-        view = ShardView("default", "", status)
-        report = status_report(settings, [(view, [])], 0.0)
-    details = [detail for detail in report["answers"][0]["details"] if "maxmemory" in detail]
-    assert bool(details) is (level is not HealthLevel.GOOD)
-    if details:
-        assert report["answers"][0]["answer"] != "Yes"
-
-
 def test_check_reckons_what_the_backlog_needs(full: Full) -> None:
     full.use(50)
     assert full.memory()["level"] == "ok"
@@ -152,11 +130,3 @@ def test_check_reckons_what_the_backlog_needs(full: Full) -> None:
     assert (found["level"], "60,000 due entries need 12 MiB" in found["says"]) == ("warning", True)
     full.client.config_set("maxmemory", 0)
     assert (full.memory()["level"], "12 MiB" in full.memory()["says"]) == ("ok", True)
-
-
-def test_check_says_that_memory_comes_first(full: Full) -> None:
-    full.use(134)
-    found = full.memory()
-    assert found["level"] == "failure"
-    assert "maxmemory first" in found["advice"]
-    assert "110 %" in found["advice"]

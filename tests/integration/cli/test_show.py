@@ -10,7 +10,7 @@ import redis
 from sweeperd.store import Keys
 from sweeperd.sweep.reservations import REASONS
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
-from tests.lua.builders import FAR_FUTURE, RID, SCOPES, World
+from tests.lua.builders import RID, SCOPES, World
 from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
@@ -277,12 +277,3 @@ def test_hostile_texts(sweeperd: Sweeperd, world: World) -> None:
         only_printable(ran.out)
         assert all(line.count("\t") == 2 for line in ran.out.splitlines())
         assert sweeperd("show", RID.decode(), "--json").document
-
-
-def test_the_default_grace_counts(sweeperd: Sweeperd, world: World) -> None:
-    world.reservation(grace_ms=None)
-    world.client.hdel(world.keys.reservation(RID), "grace_ms")
-    late = sweeperd("show", RID.decode(), "--json", SWEEPERD_SWEEP__GRACE="30000d").document["shards"][0]
-    assert late["sweep"]["outcome"] == "in_grace"
-    world.reservation(expires_at=FAR_FUTURE)
-    assert sweeperd("show", RID.decode(), "--json").document["shards"][0]["sweep"]["outcome"] == "not_due"

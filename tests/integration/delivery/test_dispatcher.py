@@ -76,36 +76,6 @@ def test_a_run_that_ends_works_replays_off_and_leaves_nothing_behind(shard: Shar
     assert not delivery.dispatcher.complete
 
 
-def test_a_run_that_ends_reports_what_it_left_of_replays_too(shard: Shard, client: redis.Redis) -> None:
-    now = server_time(client)
-    add(client, now - HOUR, 3, "old")
-    delivery = Delivery(shard, NOWHERE, 2, {}, until_idle=True)
-    begin(shard, now - 2 * HOUR, now)
-    expire(client, "new", "newer")
-    EndpointStateStore(shard).pause("hook", "moving house")
-    delivery.dispatcher.start()
-    assert delivery.dispatcher.join(time.monotonic() + 20)
-    assert delivery.dispatcher.report() == DeliveryReport(delivered=0, undelivered=5, dead_lettered=0)
-    assert not ended(client), "another run goes on with it"
-
-
-def test_beside_cycles_events_are_passed_on_to_its_webhooks(shard: Shard, client: redis.Redis) -> None:
-    """The relay is counted as an endpoint of its own. It sends nothing, so it has no log of attempts."""
-    subscribe(client, "whsub_1")
-    metrics = Metrics()
-    settings = Settings.model_validate({"cycles": {"enabled": True}})
-    dispatcher = Dispatcher(ShardContext(settings, shard, metrics, threading.Event(), concurrency=2, until_idle=True))
-    dispatcher.prepare()
-    expire(client, "one", "two")
-    dispatcher.start()
-    assert dispatcher.join(time.monotonic() + 20)
-    assert client.llen("dispatch:pending") == 2
-    assert dispatcher.report() == DeliveryReport(delivered=2, undelivered=0, dead_lettered=0)
-    labels = {"endpoint": RELAY.name, "result": "delivered"}
-    assert metrics.registry.get_sample_value("sweeperd_webhook_events_total", labels) == 2
-    assert not client.keys("sweeperd:attempts:*")
-
-
 # ---- events that wait for the dispatcher of Cycles
 
 LIMIT = 2

@@ -47,23 +47,6 @@ def test_many_endpoints_need_a_few_threads(shard: Shard, client: redis.Redis) ->
     assert before <= threads
 
 
-def test_a_backlog_of_one_endpoint_does_not_delay_another(shard: Shard, client: redis.Redis) -> None:
-    with Receiver(lambda *_: Answer(delay=0.01)) as receiver, running(shard, endpoints(receiver.url, 2)[:1]) as busy:
-        expire(client, *map(str, range(3000)))
-        receiver.wait_for(lambda requests: len(requests) > 100)
-        both = Running(shard, endpoints(receiver.url, 2), busy.dispatcher._metrics)
-        both.dispatcher.adopt(busy.dispatcher)
-        both.dispatcher.prepare()
-        both.dispatcher.start()
-        try:
-            expire(client, "new")
-            receiver.wait_for(lambda requests: "e1" in receivers(requests))
-            assert receivers(receiver.requests)["e0"] < 2500
-        finally:
-            both.stop.set()
-            assert both.dispatcher.join(time.monotonic() + 30)
-
-
 def test_receivers_that_hang_delay_no_other(shard: Shard, client: redis.Redis) -> None:
     """Of a hundred, with sixteen requests at a time."""
     ended, hanging = threading.Event(), 20
@@ -261,12 +244,11 @@ def test_a_page_of_large_events_that_nobody_wants_is_bounded_in_bytes(shard: Sha
     assert 0 < max(sum(entry.size for entry in page.entries) for page in pages) <= READ_BYTES
 
 
-@pytest.mark.parametrize("batch_size", [1, 100])
-def test_what_all_lanes_have_in_hand_is_bounded(shard: Shard, client: redis.Redis, batch_size: int) -> None:
+def test_what_all_lanes_have_in_hand_is_bounded(shard: Shard, client: redis.Redis) -> None:
     """However many lanes there are, and although none knows how large the next events are."""
     most, bound, size = 0, 300_000, 50_000
     with Receiver(lambda *_: Answer(delay=0.02)) as receiver:
-        lanes = [each | {"batch_size": batch_size} for each in endpoints(receiver.url, 30)]
+        lanes = [each | {"batch_size": 100} for each in endpoints(receiver.url, 30)]
         with running(shard, lanes) as made:
             made.dispatcher._room.bytes = bound
             made.dispatcher._room.typical = size

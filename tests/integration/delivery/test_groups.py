@@ -254,25 +254,6 @@ def test_it_goes_back_no_further_than_max_age(shard: Shard, client: redis.Redis)
     assert len(ids_left(shard)) == 2, "the same without settings"
 
 
-def test_its_events_do_not_become_dead_letters_at_once(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
-    """Their age counts from when the group was made again, in processes that ran before too."""
-    now = server_time(client)
-    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
-    with Receiver(lambda *_: Answer(500)) as receiver:
-        EndpointStateStore(shard).pause("hook", "moving house")
-        with deliver(receiver.url, 4, max_age="3h", probe_max="200ms") as delivery:
-            add(client, now - HOUR, 8)
-            client.xgroup_destroy(EVENTS, "hook")
-            Delivery(shard, NOWHERE, 2, {}, max_age="3h")
-            assert note(client)["made_at"] >= now
-            delivery.dispatcher.maintain()
-            (endpoint,) = delivery.dispatcher.lanes
-            assert endpoint.redelivery.counts_from_ms == note(client)["made_at"]
-            EndpointStateStore(shard).resume("hook")
-            receiver.wait_for(lambda requests: len(requests) > 8)
-            assert client.xlen("sweeperd:dead-letters") == delivery.dead_letters() == 0
-
-
 def test_an_endpoint_that_is_configured_again_goes_on_from_its_note(shard: Shard, client: redis.Redis) -> None:
     """Here in a process that had it before, as at a reload: what that process knows of the group is out of date."""
     groups = ConsumerGroups(shard, "us")
@@ -299,21 +280,6 @@ def test_a_full_redis_makes_a_lost_group_at_its_position(own_shard: Shard) -> No
         delivery.dispatcher.maintain()
         assert note(client)["position"] < ids[1].decode()
         assert note(client)["position"] >= ids[0].decode()
-
-
-def test_what_cannot_be_made_now_is_made_later_at_its_position(shard: Shard, client: redis.Redis) -> None:
-    delivery = Delivery(shard, NOWHERE, 2, {})
-    ids = expire(client, "one", "two")
-    client.xgroup_destroy(EVENTS, "hook")
-    notes: Any = client.dump(GROUPS)
-    client.set(GROUPS, "no hash")
-    with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
-        delivery.dispatcher.maintain()
-    assert remade(delivery) == 0
-    client.restore(GROUPS, 0, notes, replace=True)
-    delivery.dispatcher.maintain()
-    assert remade(delivery) == 1
-    assert ids_left(shard) == ids
 
 
 # ---- the stream is lost with its groups

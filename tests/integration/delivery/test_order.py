@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
 from sweeperd.delivery import scan
@@ -20,11 +19,9 @@ from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
 from sweeperd.store import Shard
 from sweeperd.store.lease import holder
-from tests.support.acl import limited
 from tests.support.deliveries import Deliver, Delivery, Running, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
-from tests.support.servers import Server
 
 BY_TENANT: dict[str, Any] = {"order": "key", "order_key": "tenant"}
 #: Waits that no test outlasts.
@@ -230,20 +227,6 @@ def test_one_process_works_and_the_next_goes_on_where_it_stopped(
     assert judge.accepted == added
     assert not judge.together
     assert first.events("delivered") + third.events("delivered") == 400
-
-
-def test_the_rights_of_the_role_are_enough(server: Server, client: redis.Redis) -> None:
-    with Receiver() as receiver:
-        webhooks = {"endpoints": [{"name": "hook", "url": receiver.url} | BY_TENANT]}
-        with limited(server, client, role="deliver", webhooks=webhooks) as url:
-            shard = Shard(RedisSettings.model_validate({"url": url}))
-            run = Delivery(shard, receiver.url, 2, BY_TENANT, until_idle=True)
-            expire(client, "one", "two")
-            run.dispatcher.start()
-            assert run.dispatcher.join(time.monotonic() + 20)
-            assert run.dispatcher.report().delivered == 2
-            run.dispatcher.close()
-            shard.close()
 
 
 def test_a_run_that_ends_leaves_an_ordered_endpoint_to_the_process_that_has_it(

@@ -638,12 +638,6 @@ def test_an_event_in_hand_that_is_given_anew_is_queued_once(client: redis.Redis,
     assert reader.queued() is None
 
 
-@pytest.mark.parametrize("until_idle", [False, True])
-def test_operators_see_a_process_that_stays(shard: Shard, make_reader: MakeReader, until_idle: bool) -> None:
-    make_reader(until_idle=until_idle).steps()
-    assert CircuitStateStore(shard).read("hook").processes == (0 if until_idle else 1)
-
-
 def test_a_refresh_reads_the_clock_of_redis(client: redis.Redis, shard: Shard, make_reader: MakeReader) -> None:
     """It may have been set since, or be another server's."""
     reader = make_reader()
@@ -1006,18 +1000,6 @@ def test_a_probe_passes_pages_of_unwanted_events(client: redis.Redis, make_reade
     batch = reader.queued()
     assert batch is not None
     assert batch.probe
-
-
-def test_nothing_is_too_old_in_a_group_that_was_made_for_old_events(
-    client: redis.Redis, make_reader: MakeReader, at_noon: int
-) -> None:
-    reader = make_reader()
-    reader.redelivery.counts_from_ms = at_noon
-    parked(client, *add(client, at_noon - 5 * HOUR_MS, "a"), deliveries=2)
-    reader.open_circuit(b"1-1", b"1-2")
-    reader.steps()
-    assert reader.given_up == []
-    assert reader.stop.waits == []
 
 
 def test_an_event_that_the_stream_has_no_more_becomes_a_dead_letter(

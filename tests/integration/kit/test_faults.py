@@ -2,7 +2,6 @@
 
 import shutil
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from sweeperd.config import load
 from sweeperd.kit.prove import prove
 from sweeperd.kit.samples import derived_samples, read_samples
 from sweeperd.store import Keys, embedded
-from tests.integration.kit.faults import FAULTS, MORE, UNSEEN_BEFORE, Fault
+from tests.integration.kit.faults import FAULTS, Fault
 from tests.support.builders import configured_kind
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -41,26 +40,22 @@ def caught(fault: Fault) -> str:
     return ""
 
 
-ALL = [*FAULTS, *MORE, *UNSEEN_BEFORE]
+#: CI tries these, a release all of them.
+SOME = ("a counter loses its TTL", "takes out another member", "the stream is cut", "a quarantined entry stays indexed")
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        pytest.param(fault, id=f"{fault.example}: {fault.name}", marks=mark)
-        for mark, faults in ((pytest.mark.release, FAULTS + MORE), (pytest.mark.slow, UNSEEN_BEFORE))
-        for fault in faults
+        pytest.param(
+            fault,
+            id=f"{fault.example}: {fault.name}",
+            marks=pytest.mark.slow if fault.name in SOME else pytest.mark.release,
+        )
+        for fault in FAULTS
     ],
 )
 def test_the_kit_catches_it(fault: Fault) -> None:
     if fault.name in SEEN_ON_7 and embedded.binaries()[0].numbers < (7, 0):
         pytest.skip("Redis 6.2 cannot be asked for a right")
     assert bool(caught(fault)) == (fault.name not in NOT_CAUGHT)
-
-
-def test_nearly_all_are_caught() -> None:
-    assert [len(table) for table in (FAULTS, MORE, UNSEEN_BEFORE)] == [40, 24, 8]
-    assert Counter(fault.breaks for fault in MORE).keys() == {"index", "quarantine", "stream", "plan", "event", "time"}
-    assert min(Counter(fault.breaks for fault in MORE).values()) >= 3
-    assert NOT_CAUGHT.keys() <= {fault.name for fault in ALL}
-    assert len(NOT_CAUGHT) == 1

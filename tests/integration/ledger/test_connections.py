@@ -38,23 +38,10 @@ def ours(client: redis.Redis) -> int:
     return sum(each["name"] == "sweeperd" for each in client.client_list())
 
 
-def test_nobody_listens(connect: Connect) -> None:
-    with pytest.raises(RedisUnavailable):
-        connect(f"redis://127.0.0.1:{free_port()}").budget("s", "TOKENS")
-
-
 def test_a_database(server: Server, client: redis.Redis, connect: Connect) -> None:
     connect(f"redis://127.0.0.1:{server.port}/3").open_budget("s", "TOKENS", 1)
     assert client.dbsize() == 0
     assert client.info("keyspace")["db3"]["keys"] == 1
-
-
-def test_a_server_that_does_not_know_auth_repeats_no_password(redis_binary: Binary, connect: Connect) -> None:
-    with Server(redis_binary, ["--rename-command", "AUTH", ""]) as server:
-        ledger = connect(server.url.replace("//", "//user:hush-hush@"))
-        with pytest.raises(RedisUnavailable, match="unknown command") as caught:
-            ledger.budget("s", "TOKENS")
-    assert "hush" not in "".join(traceback.format_exception(caught.value))
 
 
 def test_a_wrong_password(own_server: Server, connect: Connect) -> None:

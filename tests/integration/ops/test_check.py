@@ -134,26 +134,6 @@ def test_a_plain_redis_is_warned_of_what_it_can_lose(server: Server, client: red
 
 
 @pytest.mark.newest_redis
-def test_it_changes_nothing(server: Server, client: redis.Redis) -> None:
-    reserve(client, ["one", "two"])
-    client.xadd("sweeperd:events", {"id": "x"}, id="5-1")
-    client.xgroup_create("sweeperd:events", "billing", id="0")
-    client.xreadgroup("billing", "me", {"sweeperd:events": ">"})
-    client.set("sweeperd:lease:sweep", "token", px=10**9)
-    client.set("sweeperd:lease:reconcile", "token")
-    client.hset("sweeperd:endpoints", "billing", "{}")
-
-    def everything() -> object:
-        keys = sorted(client.scan_iter())
-        groups = client.xinfo_groups("sweeperd:events")
-        return [(key, client.dump(key), client.ttl(key) > 0) for key in keys if key != b"sweeperd:events"], groups
-
-    before = everything()
-    look(server.url, events={"wait_replicas": 1}, webhooks={"endpoints": [{"name": "billing", "url": "http://a"}]})
-    assert everything() == before
-
-
-@pytest.mark.newest_redis
 def test_no_redis_and_a_wrong_password(server: Server, client: redis.Redis) -> None:
     findings = look(f"redis://127.0.0.1:{free_port()}")
     assert {name: finding.level for name, finding in findings.items()} == {"reachable": FAILURE}
@@ -497,13 +477,6 @@ def test_a_dead_shard_does_not_hide_the_other(cli: Cli, server: Server) -> None:
     assert told["result"] == "failure"
     assert [each["check"] for each in told["checks"] if each["where"] == "shard dead"] == ["reachable"]
     assert cli("check", env, "--shard", "live").exit_code == 0
-
-
-@pytest.mark.parametrize("arguments", [["--shard", "other"], ["--loud"], ["now"], []])
-def test_bad_options_and_settings(cli: Cli, arguments: list[str]) -> None:
-    done = cli("check", environment("redis://127.0.0.1:1" if arguments else "http://127.0.0.1:1"), *arguments)
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert arguments or "SWEEPERD_REDIS__URL" in done.stderr
 
 
 @pytest.mark.newest_redis

@@ -1,11 +1,5 @@
-"""
-`reconcile` under live traffic: it reports only what is so, and its repairs lose no client's write.
+"""`reconcile` under live traffic: it reports only what is so, and its repairs lose no client's write."""
 
-`--hypothesis-profile thorough` makes ten times as many tries. The load is scaled by the environment:
-`RECONCILE_RESERVATIONS=200000 RECONCILE_RATE=500`, with `-n 0 --timeout 3600`.
-"""
-
-import os
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +14,6 @@ from hypothesis import strategies as st
 
 from sweeperd.config import SweepSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
-from sweeperd.ledger import Ledger
 from sweeperd.ops.reconcile import budgets, keyspace, subjects
 from sweeperd.ops.reconcile.faults import Fault
 from sweeperd.ops.reconcile.report import Finding, ReconcileReport
@@ -29,17 +22,10 @@ from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store import Shard
 from tests.property.play import UNIT, Step, World, run_at_once, steps
-from tests.support.books import ALWAYS, Property, check, read
-from tests.support.builders import make_sweeper, reservations_kind
 from tests.support.fixtures import a_shard
-from tests.support.harness import reserve, server_time
 from tests.support.servers import Server
-from tests.support.traffic.load import Load
-from tests.support.traffic.plan import BUDGETS
 
 CLIENTS = 2
-RESERVATIONS = int(os.environ.get("RECONCILE_RESERVATIONS", "500"))
-RATE = float(os.environ.get("RECONCILE_RATE", "150"))
 FAST = 1e9
 #: A twentieth of the profile's tries: each of them walks several times.
 TRIES = settings(
@@ -140,61 +126,3 @@ def test_a_drift_is_told_as_what_it_is(
         assert [finding.bounds for finding in walks.reports[-1].findings] == [(by, by)]
         client.hincrby(drifted, "reserved", -by)
         world.conclude()
-
-
-def stand(client: redis.Redis, ids: Sequence[str]) -> None:
-    """Reservations that have begun, in a budget of their own, whose deadline is far away."""
-    reserve(client, ids, overdue_by=-(10**8), scopes=["standing"])
-    now = server_time(client)
-    for start in range(0, len(ids), 1000):
-        pipeline = client.pipeline(transaction=False)
-        for entry in ids[start : start + 1000]:
-            pipeline.hset(f"reservation:res_{entry}", "created_at", now)
-        pipeline.execute()
-
-
-@pytest.mark.slow
-def test_many_reservations_beside_steady_traffic(client: redis.Redis, server: Server, pool: ThreadPoolExecutor) -> None:
-    """Walks with repair, first over what is right, then over what was planted, while reservations come and go."""
-    with a_shard(server) as shard:
-        ledger = Ledger(shard)
-        for scope, allocated in BUDGETS.items():
-            ledger.open_budget(scope, UNIT, allocated)
-        standing = [f"standing-{number}" for number in range(RESERVATIONS)]
-        stand(client, standing)
-        planted_at = "tenant:acme"
-        sweeping = threading.Event()
-
-        def sweep() -> None:
-            kind = reservations_kind(shard.keys)
-            sweeper = make_sweeper(shard, kind, stop=sweeping)
-            while not sweeping.wait(0.2):
-                sweeper.tick()
-
-        done = pool.submit(sweep)
-        with Load(ledger, RATE, 4) as load:
-            try:
-                clean = mend(subject(shard), reconcile(subject(shard)))
-                lost = standing[: RESERVATIONS // 100]
-                client.zrem("reservation:ttl", *lost)
-                client.zadd("reservation:ttl", {"no such": 1e15, standing[-1]: 5e14})
-                client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", 10**6)
-                mending = mend(subject(shard), reconcile(subject(shard), limit=RESERVATIONS))
-            finally:
-                sweeping.set()
-                done.result()
-        tally = load.tally
-        assert (clean.found, clean.findings) == ({}, [])
-        assert {(f.fault.value, f.subject.decode()) for f in mending.findings} == (
-            {("lost", entry) for entry in lost}
-            | {("orphan", "no such"), ("wrong_score", standing[-1])}
-            | {("budget_drift", f"budget:{planted_at}:{UNIT}")}
-        )
-        assert mending.remaining == 1
-        ((least, most),) = [f.bounds for f in mending.findings if f.bounds]
-        assert least <= 10**6 <= most
-        assert tally.accepted > 0
-        assert (tally.errors, tally.differing) == (0, 0), tally.error_texts
-        client.hincrby(f"budget:{planted_at}:{UNIT}", "reserved", -(10**6))
-        # The standing ones' times were set by the test, and records of the load's retries may have run out.
-        check(read(client), ALWAYS - {Property.ONE_TO_ONE})

@@ -102,43 +102,6 @@ def test_a_group_gets_the_events_from_now_on(before: int, stream: Outbox, client
     assert stream.read(GROUP, 10) == [], "the group that is there stays as it is"
 
 
-def test_the_stream_vanishes(stream: Outbox, client: redis.Redis) -> None:
-    last = taken(stream, client, 2)[-1]
-    client.flushall()
-    eventually(lambda: server_time(client) > last.added_ms)
-    between = add(client, 2)
-    stream.groups.ensure(GROUP)
-    later = add(client)
-    assert ids(stream.read(GROUP, 10)) == between + later
-
-
-@pytest.mark.parametrize("measured", [False, True])
-def test_the_group_vanishes(measured: bool, stream: Outbox, client: redis.Redis) -> None:
-    """It is made again at the first event that it had not acknowledged, as the last measurement saw it."""
-    first, second, third = taken(stream, client, 3)
-    stream.acknowledge(GROUP, [first.id])
-    stream.nack(GROUP, [second])
-    if measured:
-        stream.groups.trim([GROUP], DAY, DAY)
-    stream.acknowledge(GROUP, [third.id])
-    untaken = add(client, 2)
-    client.xgroup_destroy(KEY, GROUP)
-    stream.groups.ensure(GROUP)
-    assert ids(stream.read(GROUP, 10)) == [*([] if measured else [first.id]), second.id, third.id, *untaken]
-
-
-@pytest.mark.every_redis
-def test_a_group_is_made_in_a_full_redis(own_shard: Shard) -> None:
-    """Else the events before the next start of an endpoint that is new would never be delivered."""
-    stream, client = Outbox(own_shard, "us"), own_shard.client
-    with full(own_shard):
-        stream.groups.ensure(GROUP)
-    added = add(client, 2)
-    again = Outbox(own_shard, "us")
-    again.groups.ensure(GROUP)
-    assert ids(again.read(GROUP, 10)) == added
-
-
 def test_what_waits_is_made_due_and_what_is_in_hand_is_left_alone(stream: Outbox, client: redis.Redis) -> None:
     """More than one call can hold, those that travel alone too."""
     assert stream.groups.make_due(GROUP) == 0, "there is no group"
@@ -366,15 +329,6 @@ def test_give_back(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     assert held(client) == {entry.id: (b"them", 1)}
 
 
-def test_hand_overs_are_counted_over_replicas(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
-    (entry,) = taken(stream, client)
-    for number, replica in enumerate([other, stream, other], 2):
-        replica.nack(GROUP, [entry])
-        (entry,) = replica.claim(GROUP, replica.pending(GROUP), 0)
-        assert entry.deliveries == number
-    assert held(client) == {entry.id: (b"them", 4)}
-
-
 def test_what_came_back_is_not_lost_again(stream: Outbox, other: Outbox, client: redis.Redis) -> None:
     """An event that another process has acknowledged does not become pending again where it is put back."""
     (entry,) = taken(stream, client)
@@ -439,14 +393,6 @@ def test_bury_for_each_endpoint(stream: Outbox, client: redis.Redis) -> None:
     assert stream.dead_letter(GROUP, entry, "x")
     assert stream.dead_letter("audit", entry, "x")
     assert [letter[b"endpoint"] for letter in letters(client)] == [b"billing", b"audit"]
-
-
-def test_bury_what_is_no_longer_in_the_stream(stream: Outbox, client: redis.Redis) -> None:
-    (entry,) = taken(stream, client)
-    client.xdel(KEY, entry.id)
-    assert stream.dead_letter(GROUP, entry, "gone")
-    assert letters(client) == [{b"event": entry.id, b"endpoint": b"billing", b"reason": b"gone", b"attempts": b"1"}]
-    assert held(client) == {}
 
 
 @pytest.mark.parametrize(("fields", "kept"), [(3500, 3500), (3501, 0)])

@@ -9,7 +9,6 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.context import ShardContext
-from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.ops.reconcile.last_walk import KEPT, WalkStore
 from sweeperd.runtime.daemon import ShardRunner
@@ -156,17 +155,6 @@ def test_a_failure_is_counted_and_left_alone_for_a_while(
     eventually(lambda: patrol.run_if_due() or runs(metrics) == 1)
 
 
-def test_without_redis(own_server: Server, replica: Make) -> None:
-    patrol, metrics = replica(at=own_server)
-    own_server.kill()
-    with pytest.raises(RedisUnavailable):
-        patrol.run_if_due()
-    assert runs(metrics, "error") == 0, "no walk was begun"
-    own_server.start()
-    patrol.run_if_due()
-    assert runs(metrics) == 1
-
-
 def test_a_server_that_goes_when_a_walk_begins(
     own_server: Server, replica: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,17 +179,6 @@ def test_a_full_redis_takes_no_note_and_the_process_knows(own_server: Server, re
         patrol.run_if_due()
         assert runs(metrics) == 1
         assert not shard.client.exists(RECORD)
-
-
-def test_what_is_walked_no_more_is_not_shown(replica: Make, shard: Shard) -> None:
-    patrol, metrics = replica()
-    patrol.run_if_due()
-    metrics.reconcile.announce("other", "reservations")
-    metrics.reconcile.reconciled("other", "reservations", {"lost": 2}, 1.0)
-    metrics.reconcile.retain("default", ())
-    metrics.reconcile.retain("default", ())
-    assert findings(metrics) == {"lost": 2}
-    assert runs(metrics) is None, "an alert waits for the first walk where there is this series"
 
 
 @pytest.mark.parametrize(("interval", "duties"), [("", 3), ("1d", 4)])

@@ -56,35 +56,6 @@ def test_the_watchdog_is_fed_only_while_all_is_well(
         notifier.close()
 
 
-def test_a_group_that_is_gone_is_made_where_it_was_after_a_reload(own_server: Server) -> None:
-    """The events since then are not to be lost because settings were reloaded."""
-
-    def settings(interval: str, prefix: str = "") -> Settings:
-        return Settings.model_validate(
-            {
-                "redis": {"url": own_server.url},
-                "keys": {"prefix": prefix},
-                "sweep": {"interval": interval},
-                "webhooks": {"endpoints": [{"name": "hook", "url": "http://127.0.0.1:1/"}]},
-            }
-        )
-
-    with redis.Redis.from_url(own_server.url) as client:
-        first = client.xadd("sweeperd:events", {"id": "before"})
-        before = Daemon(settings("5s"))
-        runner(before).delivery.prepare()
-        client.xadd("sweeperd:events", {"id": "since"})
-        client.xgroup_destroy("sweeperd:events", "hook")
-        elsewhere, after = Daemon(settings("5s", "other:")), Daemon(settings("1s"))
-        for daemon in (elsewhere, after):
-            daemon.adopt(before)
-            runner(daemon).delivery.prepare()
-        assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == first
-        assert client.xinfo_groups("other:sweeperd:events")[0]["last-delivered-id"] == b"0-0"
-        for daemon in (before, elsewhere, after):
-            runner(daemon)._shard.close()
-
-
 def test_the_group_of_a_new_endpoint_is_made_before_the_first_sweep(server: Server, client: redis.Redis) -> None:
     """Even where its reader has not begun: the events of that sweep are its own."""
     reserve(client, ["first"])
@@ -95,20 +66,6 @@ def test_the_group_of_a_new_endpoint_is_made_before_the_first_sweep(server: Serv
     assert client.xlen("sweeperd:events") == 1
     assert client.xinfo_groups("sweeperd:events")[0]["last-delivered-id"] == b"0-0"
     runner(daemon)._shard.close()
-
-
-def test_after_a_reload_the_page_still_has_its_hour(server: Server) -> None:
-    def settings(interval: str) -> Settings:
-        return Settings.model_validate({"redis": {"url": server.url}, "sweep": {"interval": interval}})
-
-    before, after = Daemon(settings("5s")), Daemon(settings("1s"))
-    runner(before).status_history.update()
-    after.adopt(before)
-    (shard,) = after.report()["shards"]
-    assert shard["status"]["due"]["overdue"] == 0
-    assert shard["status"]["kinds"][0]["history"]["overdue"] == [0]
-    for daemon in (before, after):
-        runner(daemon)._shard.close()
 
 
 def test_a_replaced_daemon_is_freed_once_it_has_ended(server: Server) -> None:

@@ -151,14 +151,6 @@ def test_a_loss_that_is_seen_at_the_end_only(taken: str | None, shard: Shard, cl
     assert client.get(KEY) == (taken and taken.encode())
 
 
-def test_it_can_be_had_again(quick: Replica, client: redis.Redis) -> None:
-    for lost in (1, 2):
-        assert quick.lease.acquire()
-        with quick.lease.kept():
-            client.delete(KEY)
-            eventually(lambda lost=lost: quick.lost == lost)
-
-
 def test_it_is_released_where_the_job_fails(quick: Replica, client: redis.Redis) -> None:
     quick.lease.acquire()
     with pytest.raises(ValueError, match="out of luck"), quick.lease.kept():
@@ -372,3 +364,25 @@ def test_a_reload_with_another_length_takes_it_anew(shard: Shard, client: redis.
     assert not after.acquire()
     assert before.release()
     assert after.acquire()
+
+
+def test_a_renewal_that_fails_is_tried_again(
+    quick: Replica, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = []
+    extend = quick.lease._extend
+
+    def fails_twice(ttl_ms: int) -> Any:
+        tries.append(1)
+        if len(tries) <= 2:
+            raise redis.ConnectionError("cut")
+        return extend(ttl_ms)
+
+    quick.lease.acquire()
+    monkeypatch.setattr(quick.lease, "_extend", fails_twice)
+    with quick.lease.kept() as lost:
+        progress.allow(60)
+        eventually(lambda: len(tries) >= 4)
+        assert client.exists(KEY)
+        assert not lost.is_set()
+    assert quick.lost == 0

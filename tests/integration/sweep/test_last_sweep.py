@@ -1,8 +1,6 @@
 """Tests what is noted of each tick for other replicas and operators."""
 
 from dataclasses import replace
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import redis
@@ -15,8 +13,7 @@ from sweeperd.sweep import Decision, Outcome, SweepReport
 from sweeperd.sweep.last_sweep import LastSweep, LastSweepStore, read_last_sweep
 from tests.support.builders import reservations_kind
 from tests.support.fixtures import full
-from tests.support.harness import daemon, environment, eventually, once, reserve, server_time
-from tests.support.servers import Server
+from tests.support.harness import server_time
 
 KEY = "sweeperd:ticks"
 KIND = reservations_kind(Keys(), SweepSettings())
@@ -179,18 +176,3 @@ def test_the_note_of_another_process_is_good_for_longer(shard: Shard, client: re
     assert not board.note(report())
     board.noted_elsewhere(now)
     assert board.note(replace(report(), counts={Outcome.IN_GRACE: 1}), woken=True), "who decides anything leads"
-
-
-def test_daemon_and_once_note_their_ticks(server: Server, client: redis.Redis, shard: Shard, tmp_path: Path) -> None:
-    reserve(client, ["a", "b"])
-    env = environment(server.url, sweep__interval="100ms")
-    assert once(env).code == 0
-    first = noted(shard)
-    assert (first.expired, first.complete) == (2, True)
-    reserve(client, ["c"])
-    with daemon(env, tmp_path) as running:
-        eventually(lambda: noted(shard).expired == 3)
-        assert noted(shard).by.split("-")[-2] == str(running.process.pid)
-        assert running.terminate() == 0
-    assert noted(shard).at > first.at
-    assert timedelta(milliseconds=server_time(client) - noted(shard).at) < timedelta(seconds=20)

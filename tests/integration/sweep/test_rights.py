@@ -157,33 +157,6 @@ def test_a_right_that_is_taken_away_in_the_middle_moves_nothing_more(
     assert {client.hget(budget, "reserved") for budget in budgets} == {b"0"}
 
 
-@pytest.mark.parametrize("command", ["zadd", "hset"])
-def test_without_it_neither_an_extended_nor_a_bad_row_leaves_the_index(
-    limited: Limited, client: redis.Redis, command: str
-) -> None:
-    reserve(client, [f"extended{number}" for number in range(200)])
-    reserve(client, [f"bad{number}" for number in range(200)])
-    for number in range(200):
-        client.hset(f"reservation:res_extended{number}", "expires_at", 9_000_000_000_000)
-        client.hset(f"reservation:res_bad{number}", "state", "LIMBO")
-    limited.then = lambda: limited.allow(f"-{command}")
-    assert "a right is missing: " in limited.failure()
-    limited.then = lambda: None
-    for _ in range(3):
-        limited.refused()
-    indexed = set[Any](client.zrange("reservation:ttl", 0, -1))
-    aside = set[Any](client.zrange("sweeperd:quarantine", 0, -1))
-    assert indexed.isdisjoint(aside)
-    bad = {b"bad%d" % number for number in range(200)}
-    assert bad <= indexed | aside
-    assert {b"extended%d" % number for number in range(200)} <= indexed
-    limited.allow(f"+{command}")
-    while client.zcount("reservation:ttl", "-inf", 8_000_000_000_000):
-        assert isinstance(limited.sweep.run(), Complete)
-    assert set[Any](client.zrange("sweeperd:quarantine", 0, -1)) == bad
-    assert client.zcard("reservation:ttl") == 200
-
-
 def test_the_daemon_is_not_ready_and_names_the_right(
     limited: Limited, server: Server, client: redis.Redis, tmp_path: Path
 ) -> None:

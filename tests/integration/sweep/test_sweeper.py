@@ -78,12 +78,6 @@ def test_any_score_is_paged_past(world: World, client: redis.Redis) -> None:
     assert sorted(world.journal()) == names
 
 
-def test_the_oldest_come_first(world: World) -> None:
-    world.fill({"go-c": 10, "fail-b": 20, "go-a": 30})
-    world.sweeper(2, 2).tick()
-    assert world.journal() == ["go-a", "fail-b", "go-c"]
-
-
 def test_a_page_is_sent_in_batches(world: World) -> None:
     world.fill({f"go-{number}": 1 for number in range(10)})
     seen = []
@@ -113,18 +107,6 @@ def test_entries_that_come_due_meanwhile_are_the_next_ticks(world: World) -> Non
     assert report.candidates == 3
     time.sleep(0.005)
     assert sweeper.tick().candidates == 3
-
-
-def test_one_entry_that_fails_stops_no_other(world: World) -> None:
-    world.fill({"go-1": 5, "fail-2": 4, "go-3": 3})
-    report = world.sweeper(10, 10).tick()
-    assert report.complete
-    assert dict(report.counts) == {Outcome.EXPIRED: 2, Outcome.ERROR: 1}
-    (failed,) = [decision for decision in world.observed if decision.outcome is Outcome.ERROR]
-    assert failed.id == b"fail-2"
-    assert "no luck" in failed.detail
-    assert "\n" not in failed.detail
-    assert world.index() == {"fail-2"}
 
 
 def test_a_tick_in_which_a_few_bad_entries_fail_has_not_failed(world: World) -> None:
@@ -319,14 +301,6 @@ def test_nothing_starves_behind_trouble_in_a_mixed_batch(world: World) -> None:
         except RedisUnavailable:
             continue
     assert world.index() == {"stay-2", "trouble-3"}
-
-
-def test_what_was_decided_before_the_trouble_is_told(world: World) -> None:
-    """A fail-over in the middle of a batch: the expiries before it are known to have happened."""
-    world.fill({"go-1": 9, "stay-2": 8, "trouble-3": 7, "trouble-4": 6})
-    with pytest.raises(RedisUnavailable):
-        world.sweeper(10, 10).tick()
-    assert [decision.id for decision in world.observed] == [b"go-1", b"stay-2"]
 
 
 def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:

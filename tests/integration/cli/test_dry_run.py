@@ -199,6 +199,9 @@ def test_a_kind_that_would_not_be_swept_is_a_failure_and_hides_no_other(trouble:
     assert "permit: the script does not compile" in ran.err
     assert [kind["kind"] for kind in ran.document["kinds"]] == ["reservations", "seat-hold"]
     assert "does not compile" in ran.document["down"][0]["error"]
+    sampled = trouble.run("check", "--sample", "5", "--json")
+    (finding,) = [each for each in sampled.document["checks"] if each["check"] == "sample of permit"]
+    assert (sampled.code, finding["level"]) == (1, "failure")
 
 
 def test_a_script_that_fails_before_its_functions(trouble: Trouble) -> None:
@@ -282,22 +285,3 @@ def test_a_sample_of_a_script_whose_ended_names_the_living_state(trouble: Troubl
     finding, _ = sampled(trouble, "permit")
     assert finding["level"] == "warning"
     assert "state is TAKEN, ended names it: is `ended` right?" in finding["says"]
-
-
-def test_a_sample_of_a_kind_that_would_not_be_swept(trouble: Trouble) -> None:
-    (trouble.config.parent / "permit.lua").write_text("function decide(", encoding="utf-8")
-    ran = trouble.run("check", "--sample", "5", "--json")
-    (finding,) = [each for each in ran.document["checks"] if each["check"] == "sample of permit"]
-    assert (ran.code, finding["level"]) == (1, "failure")
-
-
-@pytest.mark.parametrize("options", [["--sample", "0"], ["--sample", "5", "--ledger"]], ids=" ".join)
-def test_options_of_check_that_do_not_go_together(sweeperd: Sweeperd, options: list[str]) -> None:
-    assert sweeperd("check", *options).code == 2
-
-
-@pytest.mark.parametrize(
-    "options", [["--dry-run"], ["--once", "--dry-run", "--delivery-limit", "5s"], ["--dry-run", "status"]], ids=" ".join
-)
-def test_options_that_do_not_go_with_it(sweeperd: Sweeperd, options: list[str]) -> None:
-    assert sweeperd(*options).code == 2

@@ -14,9 +14,8 @@ import standardwebhooks
 from cloudevents.core.formats.json import JSONFormat
 from cloudevents.core.v1.event import CloudEvent
 
-from sweeperd.config import EndpointSettings
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
-from sweeperd.ops.trial import BODY_SHOWN, shown_url
+from sweeperd.ops.trial import BODY_SHOWN
 from sweeperd.outbox import CircuitStateStore, DeliveryRate, EndpointStateStore, Outbox, dead_letters, message
 from sweeperd.outbox.dead_letters import DeadLetterFilter
 from sweeperd.store import Shard
@@ -113,19 +112,6 @@ def test_what_stands_on_the_board_and_cannot_be_read(invoke: Run, client: redis.
     client.hset(BOARD, "billing", "nonsense")
     assert listed(invoke)["billing"]["state"] == "paused"
     assert "unknown time" in invoke("endpoints", "list", endpoints=ENDPOINTS).stdout
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("https://u:p@h.example/a/b?c=d#e", "https://h.example/a/b?…"),
-        ("http://h.example", "http://h.example"),
-        ("http://[::1]:8080/x", "http://[::1]:8080/x"),
-        ("http://a%40b:c%2fd@h.example/", "http://h.example/"),
-    ],
-)
-def test_a_url_without_credentials(url: str, shown: str) -> None:
-    assert shown_url(EndpointSettings.model_validate({"name": "x", "url": url})) == shown
 
 
 # ---- pause and resume

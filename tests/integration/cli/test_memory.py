@@ -111,14 +111,6 @@ def test_without_a_maxmemory_the_status_shows_what_is_used(full: Full) -> None:
     assert memory(full.run("status")).endswith(" MiB")
 
 
-def test_a_user_without_info_still_has_a_status(full: Full) -> None:
-    full.client.acl_setuser("blind", enabled=True, nopass=True, keys=["*"], commands=["+@all", "-info"])
-    url = full.server.url.replace("redis://", "redis://blind:x@")
-    document = full._run("status", "--json", url=url, SWEEPERD_CONFIG=str(full.config)).document
-    check("status", document)
-    assert document["shards"][0]["memory"] is None
-
-
 def test_check_reckons_what_the_backlog_needs(full: Full) -> None:
     full.use(50)
     assert full.memory()["level"] == "ok"

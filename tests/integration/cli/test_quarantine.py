@@ -5,14 +5,12 @@ import itertools
 import os
 import pty
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.config import Settings
 from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, QuarantineFilter, SetAside
 from sweeperd.store import Shard
 from sweeperd.sweep.reservations import REASONS
@@ -20,10 +18,9 @@ from sweeperd.text import rfc3339
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
-from tests.support.books import ALWAYS, check, read
-from tests.support.builders import make_sweeper, reservations_kind, run_script, script_source
+from tests.support.builders import reservations_kind, run_script, script_source
 from tests.support.fixtures import full
-from tests.support.harness import budget, environment, eventually, reserve, server_time, started
+from tests.support.harness import environment, reserve, server_time, started
 from tests.support.servers import Server
 
 Damage = Callable[[World], object]
@@ -289,65 +286,15 @@ def test_in_a_full_redis_an_entry_that_stays_keeps_its_old_reason(own_shard: Sha
 
 
 @pytest.mark.every_redis
-def test_the_script_works_at_maxmemory(own_shard: Shard) -> None:
-    world = World(own_shard.client)
-    world.reservation(indexed=False)
-    world.client.zadd(world.keys.quarantine, {RID: 1})
-    with full(own_shard):
-        assert requeue(world) == b"requeued"
-    assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
-
-
-@pytest.mark.every_redis
-def test_adopt_works_at_maxmemory(own_shard: Shard) -> None:
+def test_the_scripts_work_at_maxmemory(own_shard: Shard) -> None:
     world = World(own_shard.client)
     world.reservation(indexed=False, quarantined_at=1234, quarantine_reason="INVALID_ESTIMATE")
     named = [world.keys.reservation(RID), world.keys.reservation_index, world.keys.quarantine]
     with full(own_shard):
         assert run_script("ops/adopt", world.client, named, [RID]) == b"adopted"
-    assert world.client.zscore(world.keys.quarantine, RID) == 1234
-
-
-def test_beside_live_traffic_the_books_balance(shard: Shard, client: redis.Redis) -> None:
-    """A sweep runs again and again, and clients end some, while everything is requeued; each is released once."""
-    ids = [f"r{number}" for number in range(200)]
-    reserve(client, ids)
-    settings = Settings().sweep
-    for rid in ids:
-        client.hset(f"reservation:res_{rid}", "state", "LIMBO")
-    stop = threading.Event()
-    sweeper = make_sweeper(shard, settings=settings, stop=stop)
-    sweeper.tick()
-    assert client.zcard("sweeperd:quarantine") == 200
-
-    def sweep() -> None:
-        while not stop.is_set():
-            sweeper.tick()
-
-    def mend() -> None:
-        for rid in ids:
-            client.hset(f"reservation:res_{rid}", "state", "ACTIVE")
-
-    threads = [threading.Thread(target=sweep), threading.Thread(target=mend)]
-    for thread in threads:
-        thread.start()
-    quarantine = Quarantine(shard, reservations_kind(shard.keys), 50)
-
-    def all_requeued() -> bool:
-        for _ in quarantine.requeue(QuarantineFilter()):
-            pass
-        return not threads[1].is_alive() and not quarantine.size()
-
-    try:
-        eventually(all_requeued)
-        eventually(lambda: not client.zcard("reservation:ttl"))
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-    check(read(client), ALWAYS)
-    assert budget(client) == (0, 1000)
-    assert client.xlen("sweeperd:events") == 200
+        assert world.client.zscore(world.keys.quarantine, RID) == 1234
+        assert requeue(world) == b"requeued"
+    assert world.client.zscore(world.keys.reservation_index, RID) == DEADLINE
 
 
 # dismiss

@@ -5,17 +5,13 @@ import threading
 import pytest
 import redis
 
-from sweeperd.config import Settings
-from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, OutboxEntry, dead_letters, message
 from sweeperd.outbox.dead_letters import PAGE, DeadLetterFilter, Replayed
 from sweeperd.outbox.event import ONLY_FOR
-from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import give_up
 from tests.support.books import ALWAYS, check, read
 from tests.support.fixtures import a_shard, full
-from tests.support.receiver import Receiver
 from tests.support.servers import Server
 from tests.support.streams import append, entries
 
@@ -150,23 +146,3 @@ def test_who_is_to_have_it_may_be_any_bytes() -> None:
 
 
 # ---- the endpoints
-
-
-def test_it_reaches_its_endpoint_and_no_other_whatever_tenants_they_ask_for_now(
-    shard: Shard, server: Server, client: redis.Redis
-) -> None:
-    """An operator who replays has checked the tenants; to drop it here, after a reload, would lose it in silence."""
-    Outbox(shard, "test").groups.ensure("audit")
-    letters = text(give_up(shard, ["one"]))
-    client.xgroup_setid(EVENTS, "audit", "$")
-    dead_letters.replay(shard, letters)
-    with Receiver() as billing, Receiver() as audit:
-        endpoints = [
-            {"name": "billing", "url": billing.url, "tenants": ["others"]},
-            {"name": "audit", "url": audit.url},
-        ]
-        settings = Settings.model_validate({"redis": {"url": server.url}, "webhooks": {"endpoints": endpoints}})
-        report = run_once(settings, threading.Event(), lambda *_: None, Metrics())
-    assert (report.delivery.delivered, report.delivery.undelivered) == (1, 0)
-    assert [request.event_id for request in billing.requests] == [message(b"", entries(client, EVENTS)[0][1]).event_id]
-    assert audit.requests == []

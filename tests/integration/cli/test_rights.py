@@ -73,14 +73,3 @@ def test_show_needs_no_more_than_the_shipped_rights(invoke: Run, server: Server,
         assert "'type'" in refused.stderr
     finally:
         client.execute_command("ACL", "DELUSER", "sweeperd")
-
-
-def test_others_are_refused_in_one_line(invoke: Run, own_shard: Shard, own_server: Server) -> None:
-    own_shard.client.execute_command(
-        "ACL", "SETUSER", "nobody", "reset", "on", ">only-for-tests", "~*", "-@all", "+time"
-    )
-    url = own_server.url.replace("redis://", "redis://nobody:only-for-tests@")
-    for arguments in (["expired"], ["dead-letters", "list"], ["endpoints", "list"]):
-        result = invoke(*arguments, url=url)
-        assert (result.exit_code, result.stderr.count("\n")) == (1, 1)
-        assert "permissions" in result.stderr

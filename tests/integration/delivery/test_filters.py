@@ -1,7 +1,6 @@
 """A rolling change of the filter of an endpoint: two processes, one consumer group."""
 
 import itertools
-import threading
 import time
 from collections import Counter
 from typing import Any
@@ -11,21 +10,19 @@ import redis
 
 from sweeperd.config import EndpointSettings, Settings
 from sweeperd.context import Timing
-from sweeperd.delivery.circuit import FAILURES_TO_OPEN
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.errors import RedisUnavailable
 from sweeperd.ops.check.findings import CheckLevel
 from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.processes import Processes
-from sweeperd.outbox import EndpointStateStore, Filters
+from sweeperd.outbox import Filters
 from sweeperd.outbox.dead_letters import LetterCounts
-from sweeperd.outbox.filters import FilterNote, read_filters
-from sweeperd.outbox.groups import LONG_IDLE_MS
+from sweeperd.outbox.filters import read_filters
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, Deliver, Delivery, expire, settled
 from tests.support.harness import eventually
-from tests.support.receiver import Answer, Receiver, Request
+from tests.support.receiver import Receiver
 
 KEY = "sweeperd:filters"
 #: A process that is silent is dead soon.
@@ -65,17 +62,6 @@ def test_a_filter_is_widened(client: redis.Redis, deliver: Deliver, shard: Shard
         assert [each.process for each in read_filters(shard).processes] == [old.dispatcher._outbox.consumer]
 
 
-def test_a_filter_is_narrowed(client: redis.Redis, deliver: Deliver) -> None:
-    """As long as the wider filter lives, its process delivers what it wants; then nobody does."""
-    with Receiver() as receiver, deliver(receiver.url, endpoint=OLD, timing=QUICK) as new:
-        with deliver(receiver.url, endpoint=NEW, timing=QUICK):
-            both(client, 100, "a", "b")
-            eventually(lambda: len(receiver.requests) == 100)
-        both(client, 20, "a", "b")
-        eventually(lambda: len(receiver.requests) == 110)
-        settled(new)
-
-
 def test_a_roll_back_holds_nothing_up(client: redis.Redis, deliver: Deliver) -> None:
     """The new process is killed before it has delivered: what it wanted is judged anew, and acknowledged."""
     with Receiver() as receiver, deliver(receiver.url, endpoint=OLD, timing=QUICK) as old:
@@ -86,55 +72,6 @@ def test_a_roll_back_holds_nothing_up(client: redis.Redis, deliver: Deliver) -> 
         eventually(lambda: len(receiver.requests) == 10)
         settled(old)
     assert {request.event["tenant_id"] for request in receiver.requests} == {"a"}
-
-
-def test_parked_events_are_kept_for_the_process_that_wants_them(client: redis.Redis, deliver: Deliver) -> None:
-    """The receiver fails; the process with the narrower filter takes parked events too, when their wait is over."""
-    failing = threading.Event()
-    failing.set()
-    taken = set[str]()
-
-    def answer(request: Request, _before: int) -> Answer:
-        if failing.is_set():
-            return Answer(503)
-        taken.add(request.event_id)
-        return Answer()
-
-    with (
-        Receiver(answer) as receiver,
-        deliver(receiver.url, endpoint=NEW, timing=QUICK, probe_max="200ms") as new,
-        deliver(receiver.url, endpoint=OLD, timing=QUICK, probe_max="200ms"),
-    ):
-        both(client, 20, "a", "b")
-        receiver.wait_for(lambda requests: len(requests) > 20)
-        failing.clear()
-        settled(new)
-    assert len(taken) == 20
-
-
-@pytest.mark.parametrize("state", ["open", "paused"])
-def test_released_events_are_not_forgotten_while_an_endpoint_rests(
-    state: str, client: redis.Redis, deliver: Deliver
-) -> None:
-    """With an open circuit they become probes; a paused endpoint keeps them for the time after it."""
-    with Receiver() as receiver, deliver(receiver.url, endpoint=NEW, timing=QUICK) as new:
-        lane = new.dispatcher.lanes[0]
-        owner = FilterNote.of(endpoints(NEW)[0]).owner
-        if state == "paused":
-            EndpointStateStore(lane.shard).pause("hook", "a test")
-            eventually(lambda: lane.state.resting)
-        else:
-            for number in range(FAILURES_TO_OPEN):
-                lane.circuit.failed(b"0-%d" % number, "HTTP 503")
-        (event,) = expire(client, "one", tenant="b")
-        client.xreadgroup("hook", "old", {EVENTS: ">"}, count=1)
-        client.xclaim(EVENTS, "hook", owner, 0, [event], idle=LONG_IDLE_MS, retrycount=0, justid=True)
-        if state == "paused":
-            time.sleep(0.3)
-            assert new.pending()[event][0] == owner
-            EndpointStateStore(lane.shard).resume("hook")
-        eventually(lambda: len(receiver.requests) == 1)
-        settled(new)
 
 
 def test_a_process_notes_its_filters_before_it_takes_an_event(

@@ -79,22 +79,3 @@ def test_a_proxy_that_is_not_there() -> None:
     found = rows("https://receiver.invalid/", proxy=f"http://127.0.0.1:{free_port()}")
     assert list(found) == ["connectable"]
     assert found["connectable"][0] is FAILURE
-
-
-def test_the_proxy_of_the_environment_is_used_as_deliveries_use_it(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Receiver(tls=authority.server()) as receiver, ForwardProxy() as proxy:
-        monkeypatch.setenv("HTTPS_PROXY", proxy.url())
-        through = rows(receiver.url, ca=authority.ca())
-        monkeypatch.setenv("NO_PROXY", "localhost")
-        straight = rows(receiver.url, ca=authority.ca())
-        assert len(proxy.passed) == 1
-    assert [found[check][0] for found in (through, straight) for check in ("connectable", "certificate")] == [OK] * 4
-    assert "environment, 127.0.0.1" in through["connectable"][1]
-    assert "proxy" not in straight["connectable"][1]
-    monkeypatch.setenv("NO_PROXY", "")
-    monkeypatch.setenv("HTTPS_PROXY", "http://")
-    for connect in (None, 5.0):
-        ((level, says),) = rows("https://receiver.invalid/", connect).values()
-        assert (level, "$HTTPS_PROXY" in says) == (FAILURE, True)

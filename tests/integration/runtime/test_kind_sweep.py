@@ -4,7 +4,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -111,23 +110,6 @@ def test_a_note_from_the_future_is_no_sweep(client: redis.Redis, shard: Shard) -
     assert isinstance(sweep_of(shard, settings_of(time_budget="1s"), Metrics()).run(after(5)), Complete)
 
 
-def test_a_process_that_died_before_the_clock_was_set_back_is_waited_for_no_longer_than_usual(
-    client: redis.Redis, shard: Shard
-) -> None:
-    client.set(LEASE, "somebody-1-0123456789abcdef:1000", px=3_600_000)
-    reserve(client, ["overdue"])
-    metrics = Metrics()
-    sweep, began = sweep_of(shard, settings_of(), metrics), time.monotonic()
-
-    def swept() -> bool:
-        sweep.run()
-        return not client.zcard("reservation:ttl")
-
-    eventually(swept)
-    assert time.monotonic() - began < 3.5, "without the patience for a lease that never runs out"
-    assert sweeps(metrics, "ok") == 1
-
-
 def test_a_lease_that_is_renewed_has_its_time_budget_as_well(client: redis.Redis, shard: Shard) -> None:
     sweep = sweep_of(shard, settings_of(time_budget="2s"), Metrics())
     client.set(LEASE, "somebody-1-0123456789abcdef", px=60_000)
@@ -174,6 +156,4 @@ def test_the_gauges_have_a_pace_of_their_own(client: redis.Redis, shard: Shard) 
         return metrics.registry.get_sample_value("sweeperd_quarantined_entries", labels) == 1
 
     assert not shown()
-    began = time.monotonic()
     eventually(shown)
-    assert time.monotonic() - began < 5

@@ -1,7 +1,6 @@
 """Checks that single events and the relay yield the CPU to a sweep, while batches do not."""
 
 import threading
-import time
 from collections.abc import Sequence
 
 import pytest
@@ -37,27 +36,6 @@ def test_events_beside_a_sweep(batch_size: int, waits: int, client: redis.Redis,
     counted = context.metrics.registry.get_sample_value("sweeperd_webhook_sweep_waits_total", labels)
     # Two that come far apart do not wait for one another.
     assert counted == 0 if not waits else 0 < (counted or 0) <= waits
-
-
-def test_the_relay_beside_a_sweep_that_does_not_end(client: redis.Redis, shard: Shard) -> None:
-    """It waits, and it goes on."""
-    settings = Settings.model_validate({"cycles": {"enabled": True}})
-    context = ShardContext(settings, shard, Metrics(), threading.Event(), concurrency=4, until_idle=True)
-    dispatcher = Dispatcher(context)
-    dispatcher.prepare()
-    expire(client, *map(str, range(2000)))
-    for _ in range(8):  # on a busy machine the turns would come sooner than the batches
-        with context.cpu_turns.records.using():
-            until = time.thread_time() + 0.02
-            while time.thread_time() < until:
-                pass
-    with context.cpu_turns.sweep():
-        eventually(lambda: context.cpu_turns.sweeping)
-        dispatcher.start()
-        assert dispatcher.join()
-    assert client.zcard("events:_all") == 2000
-    counted = context.metrics.registry.get_sample_value("sweeperd_webhook_sweep_waits_total", {"endpoint": "_cycles"})
-    assert 1 <= (counted or 0) <= 2000
 
 
 def test_a_tick_is_a_sweep(client: redis.Redis, shard: Shard) -> None:

@@ -164,14 +164,6 @@ def test_it_is_as_exact_as_to_ask_about_each(seed: int, world: World) -> None:
         assert world.tick().counts[Outcome.IN_GRACE] == len(before) - len(over) - len(ahead)
 
 
-def test_a_sweep_that_is_late_has_full_length(world: World) -> None:
-    """However little time a batch may take."""
-    reserve(world.shard.client, [str(number) for number in range(500)], overdue_by=60_000)
-    report = world.another(batch_time="1ms", max_lag="1s", pipeline_depth=200).tick()
-    assert report.counts[Outcome.EXPIRED] == 500
-    assert report.pipeline_depth == 400
-
-
 def expired(client: redis.Redis) -> set[bytes]:
     """Of which there is an event."""
     return {fields[b"id"] for _, fields in entries(client, "sweeperd:events")}

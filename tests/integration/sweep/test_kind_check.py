@@ -1,20 +1,17 @@
 """Tests the checks of a kind before its first sweep on a server."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
-from pydantic import SecretStr
 
 from sweeperd.errors import KindRefused
-from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard
 from sweeperd.sweep import configured, kind_script
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
-from tests.lua.kinds.world import SEATS, Seats, scripted, settings_of
+from tests.lua.kinds.world import SEATS, Seats, scripted
 from tests.support.fixtures import full
 from tests.support.servers import Binary, Server
 
@@ -147,20 +144,3 @@ def test_on_redis_6_a_check_that_fails_leaves_no_transaction_open(client: redis.
 def test_on_redis_6_a_full_redis_is_not_a_missing_right(client: redis.Redis, server: Server, shard: Shard) -> None:
     with limited(client, server) as user, full(shard):
         Seats(client).kind.check(user)
-
-
-def test_a_refused_kind_fails_the_run_and_moves_nothing(server: Server, client: redis.Redis) -> None:
-    kind = scripted("end redis.call('SET', 'out', '1') do")
-    seats = Seats(client, kind)
-    seats.show()
-    seats.hold()
-    before = seats.snapshot()
-    settings = settings_of(kind)
-    redis_settings = settings.redis.model_copy(update={"url": SecretStr(server.url)})
-    settings = settings.model_copy(update={"redis": redis_settings})
-    report = run_once(settings, threading.Event())
-    assert report.exit_code == 1
-    assert "seat-hold: the script does not compile" in report.failures[0]
-    assert seats.seats() == (10, 5)
-    assert client.hgetall("seats:hold:h1") == before[b"seats:hold:h1"]
-    assert not client.exists("out")

@@ -291,18 +291,6 @@ def test_the_last_batch_of_a_page_is_passed_over_too(world: World) -> None:
     assert world.index() == {"trouble-3", "trouble-4"}
 
 
-def test_nothing_starves_behind_trouble_in_a_mixed_batch(world: World) -> None:
-    entries = {"go-1": 9, "stay-2": 9, "trouble-3": 9, "go-4": 9} | {f"go-{number}": 8 for number in range(5, 12)}
-    world.fill(entries)
-    sweeper = world.sweeper(5, 4)
-    for _ in range(4):
-        try:
-            sweeper.tick()
-        except RedisUnavailable:
-            continue
-    assert world.index() == {"stay-2", "trouble-3"}
-
-
 def test_a_tick_has_a_trace_id_of_its_own(world: World) -> None:
     world.fill({f"stay-{number}": 1 for number in range(4)})
     sweeper = world.sweeper(2, 4)

@@ -158,24 +158,14 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         assert [client.xinfo_consumers(EVENTS, name) for name in ("e0", "e1", "new")] == [[], [], []]
 
 
-def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard, client: redis.Redis) -> None:
-    with Receiver() as receiver:
-        before = Running(shard, endpoints(receiver.url, 1), Metrics())
-        before.dispatcher.prepare()
-        before.dispatcher.start()
-        after = Running(shard, endpoints(receiver.url, 1), before.dispatcher._metrics, webhooks={"timeout": "50s"})
-        after.dispatcher.adopt(before.dispatcher)
-        assert after.dispatcher.lanes[0] is not before.dispatcher.lanes[0]
-        before.stop.set()
-        assert before.dispatcher.join(time.monotonic() + 30)
-        after.dispatcher.prepare()
-        after.dispatcher.start()
-        try:
-            expire(client, "one")
-            receiver.wait_for(lambda requests: len(requests) == 1)
-        finally:
-            after.stop.set()
-            assert after.dispatcher.join(time.monotonic() + 30)
+def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard) -> None:
+    before = Running(shard, endpoints("http://127.0.0.1:9", 1), Metrics())
+    before.dispatcher.prepare()
+    after = Running(shard, endpoints("http://127.0.0.1:9", 1), before.dispatcher._metrics, webhooks={"timeout": "50s"})
+    after.dispatcher.adopt(before.dispatcher)
+    assert after.dispatcher.lanes[0] is not before.dispatcher.lanes[0]
+    before.dispatcher.close()
+    after.dispatcher.close()
 
 
 # ---- a lane that fails alone

@@ -1,6 +1,7 @@
 """Delivered events are acknowledged together, on real servers: none early, none lost, and none is left at a stop."""
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,10 +17,15 @@ from sweeperd.store import Shard
 from tests.support.builders import make_lane, room_for
 from tests.support.harness import eventually
 from tests.support.streams import entries
-from tests.support.waiting import waits
 
 KEY, GROUP = "sweeperd:events", "billing"
 DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
+
+
+def waits(thread: threading.Thread) -> bool:
+    """Whether it waits for a condition or an event at this moment."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) == (threading.__file__, "wait")
 
 
 class Gathering:

@@ -42,12 +42,6 @@ def succeeding() -> CircuitBreaker:
     return circuit
 
 
-def test_no_process_has_published_one(shard: Shard) -> None:
-    state = CircuitStateStore(shard).read("billing")
-    assert state == CircuitState()
-    assert not state.open
-
-
 def test_it_is_open_on_one_of_three_processes(shard: Shard) -> None:
     store = CircuitStateStore(shard)
     for process, circuit in (("a", closed()), ("b", opened()), ("c", succeeding())):

@@ -598,14 +598,6 @@ def test_a_named_group_holds_the_stream_for_its_own_age_and_what_it_loses_is_cou
     assert stream.groups.oldest_unread_ms("missing") is None
 
 
-def test_trim_without_any_endpoint(stream: Outbox, client: redis.Redis, now: int) -> None:
-    assert stream.groups.trim([], DAY, 3 * DAY).removed == 0
-    add(client, 5 * NODE, at=now - 2 * DAY)
-    young = add(client, 5 * NODE)
-    assert stream.groups.trim([], DAY, 3 * DAY).removed >= 4 * NODE
-    assert set(young) <= in_stream(client)
-
-
 def test_nothing_is_trimmed_that_is_not_acknowledged(
     stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:

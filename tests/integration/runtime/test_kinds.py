@@ -73,17 +73,6 @@ def test_once_sweeps_every_kind(server: Server, client: redis.Redis) -> None:
     assert list(client.scan_iter("sweeperd:lease:*")) == []
 
 
-def test_the_daemon_sweeps_every_kind(server: Server, client: redis.Redis) -> None:
-    seats, daemon = arrange(client), Daemon(settings_for(server))
-    daemon.start()
-    try:
-        eventually(lambda: daemon.readiness()[0])
-        eventually(lambda: client.zcard("locks:ttl") + client.zcard("seats:ttl") + client.zcard("reservation:ttl") == 0)
-        check(client, seats)
-    finally:
-        assert daemon.stop()
-
-
 def test_each_kind_has_a_lease_of_its_own(server: Server, client: redis.Redis) -> None:
     seats, daemon = arrange(client), Daemon(settings_for(server))
     client.set("sweeperd:lease:sweep", "another", px=60_000)

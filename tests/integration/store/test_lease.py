@@ -168,11 +168,6 @@ def test_one_that_cannot_be_given_back_runs_out(own_shard: Shard, own_server: An
     assert replica.lost == 0, "nobody knows"
 
 
-def test_each_job_has_its_own(shard: Shard) -> None:
-    assert Lease(shard, "sweep", LONG).acquire()
-    assert Lease(shard, "trim", LONG).acquire()
-
-
 @pytest.mark.every_redis
 def test_a_full_redis_is_swept_without(own_shard: Shard) -> None:
     ours, theirs = Replica(own_shard, SHORT), Replica(own_shard, SHORT)

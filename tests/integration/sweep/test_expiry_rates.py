@@ -110,13 +110,6 @@ def test_silence_lowers_the_usual_rate(expire: Expire) -> None:
     assert expire(30.5, 95) == 1, "after half an hour without expiries a hundred are many"
 
 
-def test_the_usual_rate_follows_what_is_counted(expire: Expire) -> None:
-    expire(0, 10)
-    expire(1, 20)
-    assert expire(2, 60) == 0, "12 are usual by now"
-    assert expire(2.5, 1) == 1
-
-
 def test_an_episode_ends_with_a_window_that_is_at_the_threshold(expire: Expire, client: redis.Redis) -> None:
     expire(0, 10)
     assert expire(1, 51) == 1

@@ -1,52 +1,13 @@
 """Tests mistakes that a sweeper of any kind can make: paging, repeated calls and keys in other slots."""
 
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import redis
 
-from sweeperd.config import SweepSettings
-from sweeperd.store import Shard
-from sweeperd.sweep import Decision, Outcome
-from tests.lua.kinds.world import DEADLINE, ID, SCRIPT, TRACE, Seats, scripted
-from tests.support.builders import make_sweeper
+from tests.lua.kinds.world import ID, SCRIPT, TRACE, Seats, scripted
 from tests.support.harness import eventually
 from tests.support.servers import Binary, Server, free_port
-
-WAITING = SCRIPT.replace(
-    "function decide(hash, now)",
-    "function decide(hash, now)\n  if hash.show == 'late' then return 'wait', now + 60000 end",
-)
-
-
-@pytest.mark.parametrize("page_size", [7, 100])
-def test_each_of_many_entries_with_one_score_is_decided_once(client: redis.Redis, shard: Shard, page_size: int) -> None:
-    seats = Seats(client, scripted(WAITING))
-    seats.show(held=900)
-    pipeline = client.pipeline(transaction=False)
-    for number in range(600):
-        show = "late" if number % 2 else "s1"
-        fields: dict[Any, Any] = {"state": "HELD", "show": show, "qty": 3, "customer": "c", "expires_at": DEADLINE}
-        pipeline.hset(f"seats:hold:{number:04}", mapping=fields)
-        pipeline.zadd("seats:ttl", {f"{number:04}": DEADLINE})
-    pipeline.execute()
-    seen: Counter[bytes] = Counter()
-    outcomes: Counter[Outcome] = Counter()
-
-    def observe(decisions: list[Decision], _trace: str) -> None:
-        seen.update(decision.id for decision in decisions)
-        outcomes.update(decision.outcome for decision in decisions)
-
-    settings = SweepSettings.model_validate({"batch_size": page_size})
-    report = make_sweeper(shard, seats.kind, settings, observe, threading.Event()).tick()  # type: ignore[arg-type]
-    assert report.complete
-    assert len(seen) == 600
-    assert set(seen.values()) == {1}
-    assert outcomes == {Outcome.EXPIRED: 300, Outcome.NOT_DUE: 300}
-    assert seats.seats() == (910, 0)
 
 
 @pytest.mark.parametrize("form", ["declared", "script"])

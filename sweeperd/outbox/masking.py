@@ -112,10 +112,7 @@ def _proxy_credentials(proxy: str) -> set[str]:
 
 
 def _parts(value: str) -> set[str]:
-    """
-    A value of a parameter or header, and its parts that a receiver may echo alone: a token without `Bearer`, the user
-    and the password of `Basic`, a cookie without its name.
-    """
+    """A value of a parameter or header, and its parts that may be echoed alone: a token, a password, a cookie."""
     words, pieces = re.split("[ \t]+", value), re.split("[ \t;,]+", value)
     scheme = len(words) > 1 and words[0].isalpha()
     parts = {value, *words[scheme:], *pieces[scheme:]}
@@ -140,10 +137,7 @@ def _beside(name: str, value: str) -> re.Pattern[str]:
 
 @functools.lru_cache(maxsize=256)
 def _forms(secrets: frozenset[str]) -> tuple[str, ...]:
-    """
-    The forms of these secrets in a text: verbatim, percent-encoded, escaped for JSON and HTML, and in base64. Too short
-    secrets have none. Every form costs time in every masked text.
-    """
+    """The forms of these secrets in a text. Too short ones have none. Every form costs time in every text."""
     quoted = {text for each in secrets for text in (each, each.replace("+", " "))}
     texts = {*secrets, *(decode(unquote_to_bytes(text)) for text in quoted)}  # as in a URL, and decoded
     long = {text for text in texts if len(text.encode()) >= SHORTEST_HIDDEN}

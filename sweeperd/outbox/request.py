@@ -42,10 +42,7 @@ class WebhookRequest:
 
 
 def webhook_request(messages: Sequence[Message], form: Format, *, batches: bool) -> WebhookRequest:
-    """
-    The request with these events as a JSON array, or with one event as a JSON object. A retry of the same batch has the
-    same webhook id.
-    """
+    """The request with these events as a JSON array, or with one as an object. A retried batch keeps its webhook id."""
     first, headers = messages[0], {"Content-Type": _CONTENT_TYPES[form, batches]}
     if first.sequence:
         headers["X-Sweeperd-Sequence"] = first.sequence

@@ -42,10 +42,7 @@ TIME_SCRIPT = "return redis.call('TIME')"
 
 
 def client_options(*, connect_timeout: float, socket_timeout: float, connections: int) -> dict[str, Any]:
-    """
-    The options of both clients below, under redis-py's names. A client opens connections on demand, up to
-    `connections`; one more is an error. `max_connections` in the URL overrides `connections`.
-    """
+    """The options of both clients, as redis-py names them. `max_connections` of the URL overrides `connections`."""
     return {
         "protocol": 2,
         "socket_timeout": socket_timeout,

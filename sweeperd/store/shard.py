@@ -181,10 +181,7 @@ class Shard:
         return RedisUnavailable(f"{self.address}: {describe(error)}")
 
     def forget_connections_if_demoted(self, error: Any) -> None:
-        """
-        READONLY means that this server was a primary and is now a replica. The connection is healthy and would fail
-        forever, so it is dropped, and the next connection looks up the primary again.
-        """
+        """A connection to a demoted primary would fail forever, so it is dropped. The next one goes to the primary."""
         if is_demoted(error):
             self.client.connection_pool.disconnect(inuse_connections=False)
 

@@ -341,10 +341,7 @@ class IndexReader:
         return self._scans and not self._page_scanned
 
     def next(self, batch_size: int) -> IndexPage:
-        """
-        The next page, or skipped ranges. Either takes Redis about as long as a batch of `batch_size` expiries. Raises
-        redis.RedisError.
-        """
+        """The next page, or skipped ranges; either takes Redis as long as a batch. Raises redis.RedisError."""
         self._page_scanned = self._scans
         if self._cache is None or not self._scans:
             entries = self.pages.read(functools.partial(self._read_page, self._until, self._position))

@@ -374,9 +374,7 @@ def _unless(kind: KindSettings, row: Row) -> Iterable[str]:
 
 
 def _plan(kind: KindSettings, commands: str, before: Iterable[str], quick: bool) -> Iterable[str]:
-    """
-    The full check; after a `quick` one, if that left no `checked`. `commands`: the list, after the statements `before`.
-    """
+    """The full check; after a `quick` one, if that left no `checked`. `commands`: the list, after `before`."""
     usable = "" if kind.commands is None else f", {{{', '.join(f'{name} = true' for name in kind.commands)}}}"
     yield f"local _\n{'if not checked then' if quick else 'do'}\n  checked, _, problem, failure = run_checks(function()"
     yield f"    -- @include kind_plan\n    full_plan.open(ARGV[2], writable, audible, {kind.max_writes}{usable})"

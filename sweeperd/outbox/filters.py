@@ -136,7 +136,8 @@ class Filters:
         self._note = Script("delivery/note_filters")
         self._updating = threading.Lock()
         self._next_at = 0.0
-        self._known = LivingFilters()
+        #: The filters of all living processes, as last read.
+        self.known = LivingFilters()
         #: The filters known before Redis lost notes, and until when to use them (monotonic).
         self._lost, self._lost_until = LivingFilters(), 0.0
         self.change(endpoints)
@@ -156,7 +157,7 @@ class Filters:
             if self._timing.clock() < self._next_at:
                 return  # another thread was faster
             noted = bool(self._next_at)
-            if self._run(self._text) != self._known.version:
+            if self._run(self._text) != self.known.version:
                 self._read(noted=noted)
             self._next_at = self._timing.clock() + self._timing.heartbeat_every
 
@@ -164,16 +165,12 @@ class Filters:
         """Read the filters of all processes. Raises redis.RedisError."""
         with self._updating:
             self._read(noted=bool(self._next_at))
-        return self._known
+        return self.known
 
     def leave(self) -> None:
         """Remove this process's filters when it stops reading. Raises redis.RedisError."""
         if self._own and self._next_at:
             self._run("")
-
-    @property
-    def known(self) -> LivingFilters:
-        return self._known
 
     def others(self, endpoint: str) -> dict[bytes, EventFilter]:
         """The different filters of other living processes, by the owner of their released events."""
@@ -193,7 +190,7 @@ class Filters:
         return (own is not None and owner == own.owner) or owner not in self._living(endpoint)
 
     def _living(self, endpoint: str) -> Mapping[bytes, EventFilter]:
-        known = self._known.by_endpoint.get(endpoint, {})
+        known = self.known.by_endpoint.get(endpoint, {})
         if self._timing.clock() < self._lost_until:
             return {**self._lost.by_endpoint.get(endpoint, {}), **known}
         return known
@@ -206,7 +203,7 @@ class Filters:
     def _read(self, *, noted: bool) -> None:
         found = read_filters(self._shard)
         missing = noted and all(each.process != self._process for each in found.processes)
-        if found.number < self._known.number or missing:
+        if found.number < self.known.number or missing:
             # After a failover or a flush, every process publishes its filters again within seconds.
-            self._lost, self._lost_until = self._known, self._timing.clock() + self._timing.take_over_after
-        self._known = found
+            self._lost, self._lost_until = self.known, self._timing.clock() + self._timing.take_over_after
+        self.known = found

@@ -144,24 +144,6 @@ def test_nothing_is_relayed_where_it_is_not_enabled(server: Server, client: redi
     assert sorted(client.keys("event*") + client.keys("deliver*")) == before
 
 
-def test_a_run_writes_up_to_the_limit_and_leaves_the_rest(server: Server, client: redis.Redis) -> None:
-    """Exit code 3: it is safe to run again. A run goes on as long as the dispatcher of Cycles makes room."""
-    client.set("webhook:w", json.dumps({"subscription_id": "w", "status": "ACTIVE"}))
-    client.sadd("webhooks:acme", "w")
-    env = environment(server.url, cycles__enabled="true", cycles__dispatch_backlog=2, cycles__dispatch_wait="1s")
-    once(env)
-    reserve(client, [f"r{number}" for number in range(5)])
-    first = once(env)
-    assert (first.code, first.report["expired"], first.report["delivered"], first.report["undelivered"]) == (3, 5, 2, 3)
-    again = once(env)
-    assert (again.code, again.report["delivered"], client.llen("dispatch:pending")) == (3, 0, 2)
-    client.delete("dispatch:pending")
-    with Dispatcher(client):
-        last = once(env)
-    assert (last.code, last.report["delivered"], last.report["undelivered"]) == (0, 3, 0)
-    assert client.zcard("deliveries:w") == client.zcard("events:acme") == 5
-
-
 class Dispatcher:
     """As the dispatcher of Cycles: one thread takes a delivery after the other from the right end, RATE a second."""
 

@@ -12,7 +12,6 @@ from tests.support.acl import limited
 from tests.support.harness import SCOPES, Daemon, daemon, environment, eventually, once, reserve
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 from tests.support.servers import Server
-from tests.support.streams import entries
 
 #: Quick enough for a test, slow enough to distinguish the two layers of retries.
 QUICK = {
@@ -94,52 +93,6 @@ def test_it_fails_and_nobody_else_waits(name: str, server: Server, client: redis
         assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == 0
 
 
-def test_the_circuit_holds_events_back_until_a_probe_succeeds(
-    server: Server, client: redis.Redis, tmp_path: Path
-) -> None:
-    with (
-        Receiver(lambda *_: Answer(503)) as odd,
-        Receiver() as good,
-        sweeping(server, tmp_path, odd.url, good, webhooks__concurrency=2) as running,
-    ):
-        reserve(client, [f"many-{number}" for number in range(200)])
-        eventually(lambda: running.logged("the endpoint fails; its events wait"))
-        good.wait_for(lambda requests: len(requests) == 200)
-        # Five failures, what was in hand with them, and a few probes: not one request for each of the 200.
-        assert len(odd.event_ids) < 20
-        waiting = client.xinfo_groups("sweeperd:events")
-        assert {group["name"]: group["pending"] for group in waiting}[b"odd"] < 20
-        odd.behaviour = lambda *_: Answer(200)
-        odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 200)
-        eventually(lambda: running.logged("the endpoint answers again"))
-
-
-def test_retry_after_is_honoured(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    first: list[Request] = []
-
-    def remembering(request: Request, _before: int) -> Answer:
-        if not first:
-            first.append(request)
-        return Answer(429, {"Retry-After": "2"}) if request == first[0] else Answer(200)
-
-    with (
-        Receiver(remembering) as odd,
-        Receiver() as good,
-        # Longer than the longest back-off: the whole endpoint is left alone.
-        sweeping(server, tmp_path, odd.url, good, webhooks__concurrency=2) as running,
-    ):
-        reserve(client, ["one"])
-        odd.wait_for(lambda requests: len(requests) == 1)
-        reserve(client, ["two", "three"])
-        good.wait_for(lambda requests: len(requests) == 3)
-        requests = odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3)
-        waited = requests[1].at - requests[0].at
-        assert waited >= 1.9
-        assert all(request.at < requests[1].at for request in good.requests), "nobody else waited"
-        eventually(lambda: running.metric("sweeperd_webhook_attempts_total", endpoint="odd", result="rejected") == 1)
-        eventually(lambda: pending(client) == 0)
-
-
 def test_410_pauses_the_endpoint_until_it_is_resumed(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with (
         Receiver(lambda *_: Answer(410)) as odd,
@@ -168,27 +121,6 @@ def test_410_pauses_the_endpoint_until_it_is_resumed(server: Server, client: red
         done = once(environment(server.url, endpoints=[{"name": "odd", "url": odd.url}], **QUICK))
         assert (done.code, done.report["delivered"]) == (0, 3)
         assert len(odd.event_ids) == 3
-
-
-def test_what_is_older_than_max_age_becomes_a_dead_letter(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    with (
-        Receiver(lambda *_: Answer(500)) as odd,
-        Receiver() as good,
-        sweeping(server, tmp_path, odd.url, good, webhooks__max_age="2s", webhooks__concurrency=2) as running,
-    ):
-        reserve(client, IDS)
-        eventually(lambda: client.xlen("sweeperd:dead-letters") == len(IDS))
-        eventually(lambda: running.metric("sweeperd_webhook_dead_letters_total", endpoint="odd") == len(IDS))
-        assert pending(client) == 0
-        letters = [fields for _, fields in entries(client, "sweeperd:dead-letters")]
-        assert {fields[b"endpoint"] for fields in letters} == {b"odd"}
-        assert {fields[b"reason"] for fields in letters} == {b"HTTP 500"}
-        assert {fields[b"id"].decode() for fields in letters} == set(IDS)
-        # The events that waited for the open circuit were never sent, and their dead letters say so.
-        attempts = [int(fields[b"attempts"]) for fields in letters]
-        assert min(attempts) == 0
-        assert max(attempts) > 0
-        assert running.metric("sweeperd_webhook_dead_letters_total", endpoint="good") == 0
 
 
 def test_a_new_endpoint_gets_the_events_from_then_on(server: Server, client: redis.Redis) -> None:

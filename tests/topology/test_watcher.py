@@ -59,6 +59,7 @@ def test_the_stream_of_a_promoted_replica_ends_before_the_cursor(topology_binary
                 arrives(receiver, "later")
 
 
+@pytest.mark.slow
 def test_a_demoted_primary_that_keeps_its_connections_is_watched_no_longer(
     redis_binary: Binary, caplog: pytest.LogCaptureFixture
 ) -> None:

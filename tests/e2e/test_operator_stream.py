@@ -262,7 +262,7 @@ def test_a_running_daemon_obeys_a_pause_and_a_resume(server: Server, client: red
             done = sweeperd(env, "endpoints", "resume", "odd", "--yes")
             assert (done.returncode, "410" in done.stdout) == (0, True)
             # What waited is delivered, the one that was answered with 410 included.
-            odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3, limit=10)
+            odd.wait_for(lambda requests: len({request.event_id for request in requests}) == 3)
             eventually(lambda: delivered(running, "odd") == 3)
             assert running.told("the endpoint is resumed")
 
@@ -270,13 +270,13 @@ def test_a_running_daemon_obeys_a_pause_and_a_resume(server: Server, client: red
             assert done.returncode == 0
             # The pause after the 410 may have been noticed in the same words.
             paused = "the endpoint is paused; its events wait"
-            eventually(lambda: [line["reason"] for line in running.logged(paused)][-1:] == ["moving house"], limit=5)
+            eventually(lambda: [line["reason"] for line in running.logged(paused)][-1:] == ["moving house"])
             assert {line["endpoint"] for line in running.told(paused)} == {"odd"}
             reserve(client, ["four", "five"])
             good.wait_for(lambda requests: len(requests) == 5)
             assert delivered(running, "odd") == 3
             assert sweeperd(env, "endpoints", "resume", "odd", "--yes").returncode == 0
-            eventually(lambda: delivered(running, "odd") == 5, limit=5)
+            eventually(lambda: delivered(running, "odd") == 5)
 
 
 def delivered(running: Daemon, endpoint: str) -> float:

@@ -34,7 +34,7 @@ def test_redis_hangs(own_server: Server, tmp_path: Path, role: str, interval: st
             try:
                 began = time.monotonic()
                 assert running.terminate() == 0
-                assert time.monotonic() - began < GRACE + 0.5
+                assert time.monotonic() - began < 15, "long before the time-out of Redis"
             finally:
                 os.kill(own_server.pid, signal.SIGCONT)
 

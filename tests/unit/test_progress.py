@@ -59,7 +59,7 @@ def test_a_pause_beats() -> None:
         watch.start()
         began = time.monotonic()
         assert not progress.pause(stop, 1.5)
-        assert 1.5 <= time.monotonic() - began < 5
+        assert time.monotonic() - began >= 1.5
         watch.join()
         assert silent[0] < 1.1
         stop.set()

@@ -1,4 +1,4 @@
-"""Stops, restarts, flushes, fills and demotes Redis: the daemon survives, and nothing is lost or doubled."""
+"""Stops, restarts, fills and demotes Redis: the daemon survives, and nothing is lost or doubled."""
 
 from pathlib import Path
 
@@ -41,24 +41,6 @@ def test_redis_is_killed_and_restarted_while_it_drains(redis_binary: Binary, tmp
                 assert budget(client) == (0, 5 * total)
                 subscribers.check_doubled(kills)
             assert running.terminate() == 0
-
-
-def test_the_script_cache_is_flushed_while_it_drains(server: Server, client: redis.Redis, tmp_path: Path) -> None:
-    total = 2000
-    env = environment(server.url, sweep__interval="100ms", sweep__pipeline_depth=5, sweep__batch_size=100)
-    with daemon(env, tmp_path) as running:
-        reserve(client, [str(number) for number in range(total)])
-
-        def drained_while_flushed() -> bool:
-            client.script_flush()
-            return client.xlen("sweeperd:events") == total
-
-        eventually(drained_while_flushed)
-        eventually(lambda: running.metric("sweeperd_candidates_total", outcome="expired") == total)
-        assert running.metric("sweeperd_candidates_total", outcome="error") == 0
-        assert running.metric("sweeperd_sweeps_total", result="error") == 0
-    check(read(client), set(Property))
-    assert budget(client) == (0, 5 * total)
 
 
 def test_a_full_redis_is_swept_and_delivered_from(own_server: Server, tmp_path: Path) -> None:

@@ -110,6 +110,8 @@ INVALID: dict[str, Any] = {
     "a long key": [write("DEL", "seats:" + "x" * 1019)],
     "two keys": [write("DEL", "seats:a", "seats:b")],
     "odd pairs": [write("HSET", "seats:x", "a")],
+    "no pair": [write("HSET", "seats:x")],
+    "no field": [write("HDEL", "seats:x")],
     "too many words": [write("SADD", "seats:x", *map(str, range(127)))],
     "a float": [write("HINCRBY", "seats:s1", "free", "1.5")],
     "a plus": [write("HINCRBY", "seats:s1", "free", "+5")],

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.docs.site import REPOSITORY, published
 from tests.support.documents import DOCS, ROOT, anchors
 
 
+@pytest.mark.slow
 def test_it_builds_with_warnings_as_errors(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.docs.site", str(tmp_path / "site")]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -150,6 +150,7 @@ def down_is_told_clearly(running: Daemon, env: dict[str, str], url: str, before:
 
 
 @pytest.mark.skipif(not fake_clock(), reason="faketime is not installed")
+@pytest.mark.slow
 def test_a_clock_that_is_really_set_back_is_told(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """The sweep goes on at once."""
     clock = tmp_path / "clock"

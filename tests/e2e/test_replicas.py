@@ -36,6 +36,7 @@ def sweeps(running: Daemon, result: str) -> float:
     return running.metric("sweeperd_sweeps_total", shard="default", result=result)
 
 
+@pytest.mark.slow
 def test_a_lease_that_is_lost_in_the_middle_of_a_sweep(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     total = 2000
     env = environment(server.url, sweep__interval="100ms", sweep__lease_ttl="3s", sweep__pipeline_depth=1)

@@ -32,6 +32,7 @@ def in_hand(client: redis.Redis, group: str, process: int) -> int:
 
 
 @pytest.mark.timeout(1800)
+@pytest.mark.slow
 def test_once_is_killed_again_and_again(server: Server, client: redis.Redis) -> None:
     """Only what was in hand at a kill comes twice: single events at the one endpoint, batches at the other."""
     chance = random.Random(TOTAL)

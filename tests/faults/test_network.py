@@ -44,6 +44,7 @@ def test_connections_to_redis_are_cut_again_and_again(server: Server, client: re
     check_books(client, TOTAL)
 
 
+@pytest.mark.slow
 def test_redis_answers_in_drips_and_then_not_at_all(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Receiver() as receiver, Proxy(server.port) as proxy:
         env = environment(

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import redis
 
 from tests.support.servers import Server
@@ -19,6 +20,7 @@ def rehearse(server: Server, *options: str, key: str = "secret") -> "subprocess.
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_it_begins_in_no_redis_with_tenants_of_others(server: Server, client: redis.Redis) -> None:
     client.sadd("tenants", "rehearsal-0abc12-lease", "acme")
     done = rehearse(server)

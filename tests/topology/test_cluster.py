@@ -131,6 +131,7 @@ def test_a_password_that_a_command_prints(topology_binary: Binary, tmp_path: Pat
         assert once(env).report["expired"] == 1
 
 
+@pytest.mark.slow
 def test_a_slot_on_the_move_is_one_redis(topology_binary: Binary) -> None:
     """Commands on one key follow it, scripts on several wait, and nothing runs twice or in the wrong place."""
     with cluster(topology_binary) as running:

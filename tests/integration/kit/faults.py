@@ -112,7 +112,7 @@ PERMITS = [
 EXAMPLES = {"seat-holds": SEATS, "locks": LOCKS, "sessions": SESSIONS, "permits": PERMITS}
 FAULTS = [Fault(name, example, old, new) for example, faults in EXAMPLES.items() for name, old, new in faults]
 
-ZREM, ASIDE = "\n    leave()\n", "local function set_aside"
+ZREM, ASIDE = "\n    leave()\n", "function entry.set_aside"
 XADD = "attempt('XADD', events, '*', unpack(event))"
 FAULTS += [
     Fault(

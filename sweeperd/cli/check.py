@@ -25,7 +25,11 @@ _STYLES = {CheckLevel.OK: "green", CheckLevel.WARNING: "yellow", CheckLevel.FAIL
 
 
 @click.command("check")
-@click.option("--strict", is_flag=True, help="Exit 1 for warnings too.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Exit 1 for warnings too. Settings of Redis that this user may not read are no warning.",
+)
 @click.option("--connect", is_flag=True, help="Connect to each endpoint, with TLS, without sending a request.")
 @click.option("--cycles", is_flag=True, help="Also check a Cycles installation; with --ledger, the rights beside one.")
 @click.option("--ledger", is_flag=True, help="Check what sweeperd.ledger needs, as its own Redis user.")

@@ -101,7 +101,8 @@ def command(
         except OSError as error:
             fail(f"{host}:{port} cannot be used: {error.strerror}", Exit.FAILED)
         with receiver:
-            checks = f"verifying with {len(verifiers)} keys" if verifiers else "not verifying: no --secret, no --key"
+            number = "1 key" if len(verifiers) == 1 else f"{len(verifiers)} keys"
+            checks = f"verifying with {number}" if verifiers else "not verifying: no --secret, no --key"
             click.echo(f"sweeperd: listening on {receiver.url}, {checks}", err=True)
             stop.wait()
 

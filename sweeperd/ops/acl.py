@@ -110,7 +110,7 @@ def _swept(index: bytes, entry: Iterable[Grant], quarantine: bytes, ticks: bytes
     reads = "EVAL EVALSHA EXISTS ZCARD ZCOUNT ZRANGE ZSCORE"
     yield from granted(index, status=reads, sweep="ZADD ZREM ZMSCORE", walk="ZSCAN")
     yield from entry
-    yield from granted(quarantine, status="ZCARD ZCOUNT ZRANGE ZSCORE", sweep="ZADD", operate="ZREM")
+    yield from granted(quarantine, status="EXISTS ZCARD ZCOUNT ZRANGE ZSCORE", sweep="ZADD", operate="ZREM")
     yield from granted(ticks, status="HMGET", sweep="HDEL HSET")
     yield from granted(lease, status="GET", sweep="SET PEXPIRE PTTL DEL")
 

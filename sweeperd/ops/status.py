@@ -72,14 +72,15 @@ SAMPLE = 200
 
 def is_empty(shard: Shard, settings: Settings) -> bool:
     """
-    Whether there is no index entry, never was an event, and no reservation or budget is among the first VISITED keys.
-    A stream alone tells nothing, because consumer groups create it. False if the user may not run SCAN.
+    Whether no index or quarantine has an entry, there never was an event, and no reservation or budget is among the
+    first VISITED keys. A stream alone tells nothing, because consumer groups create it. False if the user may not run
+    SCAN.
     """
     keys, client = shard.keys, shard.client
-    indexes = [keys.kind_index(kind.index) for kind in settings.kinds]
+    sets = [key for kind in settings.kinds for key in (keys.kind_index(kind.index), keys.kind_quarantine(kind.name))]
     if settings.reservations.enabled:
-        indexes.append(keys.reservation_index)
-    if (indexes and client.exists(*indexes)) or streams.last_id(client, keys.events) != bytes(streams.START):
+        sets += keys.reservation_index, keys.quarantine
+    if (sets and client.exists(*sets)) or streams.last_id(client, keys.events) != bytes(streams.START):
         return False
     stems, cursor = (keys.reservation(b""), keys.budget_stem), 0
     try:

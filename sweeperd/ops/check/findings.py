@@ -30,7 +30,7 @@ class CheckFinding(Document):
     where: str = Field(description="configuration, a shard or an endpoint.")
     check: str
     says: Argument
-    advice: str = Field(description="What to do; empty if the level is ok.")
+    advice: str = Field(description="What to do; empty if there is nothing to do.")
 
     @classmethod
     def of(cls, where: str, check: str, result: "CheckResult") -> Self:
@@ -70,8 +70,7 @@ class NotAllowed(Exception):
 
     def __init__(self, command: str, level: CheckLevel = CheckLevel.WARNING) -> None:
         super().__init__(f"this user may not run {command}")
-        advice = "" if level is CheckLevel.OK else f"run the check as a user who may run {command}"
-        self.result: CheckResult = level, f"unknown: {self}", advice
+        self.result: CheckResult = level, f"unknown: {self}", f"run the check as a user who may run {command}"
 
 
 def worst(findings: Sequence[CheckFinding]) -> CheckLevel:

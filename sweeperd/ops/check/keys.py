@@ -97,8 +97,9 @@ def filters(subject: CheckedShard) -> CheckResult:
 
 def presence(subject: CheckedShard) -> CheckResult:
     if is_empty(subject.shard, subject.settings):
-        return warning(WARNING, "compare redis.url and keys.prefix with those of the service that writes the entries")
-    return ok("there are reservations, budgets, index entries or events")
+        advice = "compare redis.url and keys.prefix with those of the service that writes the entries"
+        return warning(WARNING.format(subject.shard.address), advice)
+    return ok("there are reservations, budgets, entries or events")
 
 
 def judge_last_walk(subject: CheckedShard, count: Callable[[LastWalk], int], says: str, advice: str) -> CheckResult:

@@ -25,7 +25,7 @@ from sweeperd.ops.check.findings import (
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.store.connect import sentinels_of
 from sweeperd.store.embedded import OLDEST
-from sweeperd.store.errors import describe
+from sweeperd.store.errors import describe, is_refused
 from sweeperd.store.memory import memory_use
 from sweeperd.store.scripts import run_commands
 from sweeperd.store.shard import Shard
@@ -138,7 +138,7 @@ def lazy_expire(subject: CheckedShard) -> CheckResult:
     """Whether Redis frees expired hashes in a background thread."""
     value = subject.config("lazyfree-lazy-expire")
     if value is None:
-        raise NotAllowed("CONFIG GET")
+        raise NotAllowed("CONFIG GET", CheckLevel.OK)  # `sweeperd acl` does not grant it
     if value == "yes":
         return ok("yes")
     return warning(
@@ -243,7 +243,9 @@ def check_shard(
         except KindRefused as error:
             result = failure(str(error), "fix the script or grant the right; until then the kind is not swept")
         except (RedisUnavailable, redis.RedisError) as error:
-            result = failure(describe(error), "check that Redis runs, and the URL, user and password")
+            lacking = is_refused(error) or is_refused(error.__cause__)
+            advice = rights.GRANT_ADVICE if lacking else "check that Redis runs, and the URL, user and password"
+            result = failure(describe(error), advice)
         yield CheckFinding.of(where, name, result)
         if name == "reachable" and result[0] is CheckLevel.FAILURE:
             return

@@ -37,7 +37,10 @@ def listening(*options: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
     )
     try:
         assert process.stderr is not None
-        yield process.stderr.readline().split()[3].rstrip(","), process
+        words = process.stderr.readline().split()
+        keys = sum(option in ("--secret", "--key") for option in options)
+        assert words[4:6] != ["verifying", "with"] or words[6:] == [str(keys), "key" if keys == 1 else "keys"]
+        yield words[3].rstrip(","), process
     finally:
         process.kill()
         process.communicate()

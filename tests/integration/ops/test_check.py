@@ -23,7 +23,7 @@ from sweeperd.ops.check import server as server_checks
 from sweeperd.ops.check.endpoints import check_endpoint, check_filters
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, worst
 from sweeperd.ops.check.host import open_files
-from sweeperd.ops.check.rights import trials
+from sweeperd.ops.check.rights import GRANT_ADVICE, trials
 from sweeperd.ops.check.server import check_shard
 from sweeperd.runtime.schedule import Complete
 from sweeperd.runtime.sweeps import kind_sweeps
@@ -125,6 +125,8 @@ def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:
 
 def test_a_plain_redis_is_warned_of_what_it_can_lose(server: Server, client: redis.Redis) -> None:
     findings = look(server.url)
+    assert f"entry at {findings['reachable'].says}: the" in findings["keys"].says
+    assert not [each.says for each in findings.values() if "{}" in each.says + each.advice]
     # Valkey 8 frees expired values in the background by default.
     lazy = client.config_get("lazyfree-lazy-expire")["lazyfree-lazy-expire"] == "yes"
     warned = PLAIN.keys() - ({"lazyfree-lazy-expire"} if lazy else set())
@@ -306,6 +308,22 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
     assert findings["rights"].level is OK
     assert bad(findings) == {}
     assert all("CONFIG GET" in findings[name].says for name in ("lazyfree-lazy-expire", "persistence"))
+    lazy = findings["lazyfree-lazy-expire"]
+    assert (lazy.level, "a user who may run CONFIG GET" in lazy.advice) == (OK, True)
+
+
+def test_what_only_an_administrator_may_read_is_not_strict(cli: Cli, server: Server, client: redis.Redis) -> None:
+    reserve(client, ["one"])
+    with configured(client, appendonly="yes"), user(client, server) as url:
+        done = cli("check", environment(url), "--strict")
+    assert done.exit_code == 0, done.output
+
+
+def test_a_missing_right_is_not_a_redis_that_does_not_run(server: Server, client: redis.Redis) -> None:
+    with user(client, server, "-scan", "-exists", "-xinfo", "-xlen") as url:
+        failures = [each for each in look(url).values() if each.level is FAILURE]
+    assert len(failures) > 1
+    assert {each.advice for each in failures} == {GRANT_ADVICE}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What an operator sees of a shard and its endpoints."""
 
 import json
+import tomllib
 
 import pytest
 import redis
@@ -14,6 +15,7 @@ from sweeperd.outbox import CircuitNote
 from sweeperd.store import Shard
 from tests.support.builders import endpoint_status
 from tests.support.harness import eventually, reserve, server_time
+from tests.support.kind_settings import SEAT_HOLD
 
 
 def settings(*endpoints: str, **sections: object) -> Settings:
@@ -237,6 +239,12 @@ def test_an_empty_database_is_noticed(shard: Shard, client: redis.Redis) -> None
     reserve(client, ["ended"])
     client.delete("reservation:ttl")
     assert not read_status(settings(), shard).empty
+
+
+@pytest.mark.parametrize("key", ["sweeperd:quarantine", "sweeperd:quarantine:seat-hold"])
+def test_a_quarantine_is_not_empty(shard: Shard, client: redis.Redis, key: str) -> None:
+    client.zadd(key, {"broken": 1})
+    assert not read_status(settings(**tomllib.loads(SEAT_HOLD)), shard).empty
 
 
 @pytest.mark.every_redis

@@ -10,7 +10,7 @@ import click
 
 from sweeperd.cli.change import Change, Changed, Verb, selecting
 from sweeperd.cli.options import kind_option, limit_option
-from sweeperd.cli.output import Cell
+from sweeperd.cli.output import Cell, shortened
 from sweeperd.cli.shards import Run, on_shards, one_kind
 from sweeperd.ops.actions import Action
 from sweeperd.ops.quarantine import (
@@ -31,7 +31,7 @@ from sweeperd.ops.quarantine import (
 from sweeperd.ops.reconcile.report import Named
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.configured import kinds_of
+from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import candidates, decode, span, whole
@@ -56,22 +56,26 @@ def command() -> None:
 @reason_option
 @click.option("--tenant", metavar="TENANT", help="Only this tenant's.")
 @limit_option(100_000, "Show up to this many per shard, oldest first.")
-@kind_option
+@click.option("--kind", metavar="NAME", help="Only this kind's.  [default: all]")
 @on_shards()
 def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: str | None) -> None:
     """List entries with reason, age, tenant, and the amount that each holds in every scope."""
     wanted = QuarantineFilter(reason=reason, tenants=None if tenant is None else tuple(candidates(tenant)))
-    chosen = _kind(run, kind, reason)
+    names = (kind is None and kind_names(run.settings)) or [one_kind(run.settings, kind)]
+    chosen = _kinds(run, names, reason)
 
     def listing(shard: Shard) -> QuarantinedShard:
-        quarantine = _quarantine(run, shard, chosen)
-        size, found, now = quarantine.size(), list(islice(quarantine.find(wanted), limit + 1)), shard.read_clock()
-        entries = [SetAsideDocument.of(entry, now) for entry in found[:limit]]
+        quarantines = {name: _quarantine(run, shard, name) for name in names}
+        size = sum(quarantine.size() for quarantine in quarantines.values())
+        found = [(name, each) for name in names for each in islice(quarantines[name].find(wanted), limit + 1)]
+        found.sort(key=lambda row: row[1].at_ms)
+        now = shard.read_clock()
+        entries = [SetAsideDocument.of(name, entry, now) for name, entry in found[:limit]]
         return QuarantinedShard(shard=shard.name, quarantined=size, truncated=len(found) > limit, entries=entries)
 
     found = [listed for _, listed in run.each(listing)]
     run.table(
-        ("shard", "id", "reason", "set aside", "tenant", "holds", "state"),
+        ("shard", "id", "reason", "set aside", "tenant", "holds", "state", "kind"),
         (_cells(listed.shard, entry) for listed in found for entry in listed.entries),
         lambda: QuarantineDocument(shards=found),
     )
@@ -80,9 +84,10 @@ def list_(run: Run, reason: str | None, tenant: str | None, limit: int, kind: st
     for listed in found:
         if listed.truncated:
             click.echo(f"shard {listed.shard} has {listed.quarantined}; raise --limit for more", err=True)
-    for why in sorted({entry.reason for listed in found for entry in listed.entries} & chosen.reasons.keys()):
+    meanings = {why: meaning for each in chosen for why, meaning in each.reasons.items()}
+    for why in sorted({entry.reason for listed in found for entry in listed.entries} & meanings.keys()):
         if run.output.terminal:
-            run.output.say(f"{why}: {chosen.reasons[why]}", "dim")
+            run.output.say(f"{why}: {meanings[why]}", "dim")
 
 
 @command.command("requeue")
@@ -189,15 +194,24 @@ class _Tally:
 
 
 def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: str | None, kind: str | None) -> None:
-    chosen, seen, before, tally = _kind(change, kind, reason), set[str](), _Tally(), _Tally()
+    (chosen,) = _kinds(change, [one_kind(change.settings, kind)], reason)
+    others = [name for name in kind_names(change.settings) if kind is None and name != chosen.name]
+    seen, before, tally = set[str](), _Tally(), _Tally()
+    #: What only another kind has in quarantine: an id, or "" for all that is selected, and that kind.
+    elsewhere = dict[str, str]()
 
     def add_cost(to: _Tally, shard: Shard, entries: Sequence[SetAside]) -> None:
         if verb.action is Action.DISMISS:
             ids = [entry.id for entry in entries] if chosen.name == RESERVATIONS else []
             to.add_cost(entries, find_unreadable(shard, change.settings.sweep, ids) if ids else ())
 
+    def look_elsewhere(shard: Shard, what: str, wanted: QuarantineFilter) -> None:
+        for name in others:
+            if any(True for _ in _quarantine(change, shard, name).find(wanted)):
+                elsewhere.setdefault(what, name)
+
     def find(shard: Shard) -> tuple[QuarantineFilter, int]:
-        quarantine = _quarantine(change, shard, chosen)
+        quarantine = _quarantine(change, shard, chosen.name)
         if not ids:
             # The operator is not asked about entries that arrive later.
             until_ms = quarantine.last_ms()
@@ -205,25 +219,33 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
             entries = quarantine.find(wanted)
             while not change.yes and (page := list(islice(entries, BATCH))):
                 add_cost(before, shard, page)
+            look_elsewhere(shard, "", wanted)
             return wanted, sum(1 for _ in quarantine.find(wanted)) if reason else quarantine.size(until_ms)
         named = dict[bytes, None]()
         for text in ids:
-            for entry in islice(quarantine.find(QuarantineFilter(tuple(candidates(text)))), 1):
+            by_id = QuarantineFilter(tuple(candidates(text)))
+            for entry in islice(quarantine.find(by_id), 1):
                 seen.add(text)
                 if entry.id not in named:
                     add_cost(before, shard, [entry])
                 named[entry.id] = None
+            if text not in seen:
+                look_elsewhere(shard, text, by_id)
         return QuarantineFilter(tuple(named)), len(named)
 
     def question(found: Sequence[tuple[QuarantineFilter, int]]) -> str:
-        change.check_named(ids, seen, "is not in quarantine")
         total = sum(count for _, count in found)
+        for text, name in elsewhere.items():
+            if text not in seen and (ids or not total):
+                what = f"{shortened(text)} is" if ids else "these entries are"
+                change.fail(f"{what} in the quarantine of {name}: add --kind {name}")
+        change.check_named(ids, seen | elsewhere.keys(), "is not in quarantine")
         return verb.question.format(_entries(total)) + before.cost if total else ""
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
         with change.output.bar(verb.done.capitalize(), count) as bar:
-            for page in verb.act(_quarantine(change, shard, chosen), wanted):
+            for page in verb.act(_quarantine(change, shard, chosen.name), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)
                 add_cost(tally, shard, [each.entry for each in page if not each.problem])
@@ -253,18 +275,17 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
         change.fail(f"{_entries(tally.stay)} not {verb.done}")
 
 
-def _kind(run: Run, name: str | None, reason: str | None) -> Kind:
-    """The selected kind, as on the first shard. Raises click.BadParameter if its entries cannot have this reason."""
-    kind = kinds_of(run.settings, run.shards[0])[one_kind(run.settings, name)]
-    if reason is not None and not kind.more_reasons and reason not in kind.reasons:
-        raise click.BadParameter(
-            f"{reason!r} is not one of {', '.join(map(repr, kind.reasons))}", param_hint="--reason"
-        )
-    return kind
+def _kinds(run: Run, names: Sequence[str], reason: str | None) -> list[Kind]:
+    """These kinds, as on the first shard. Raises click.BadParameter if no entry of them can have this reason."""
+    kinds = [kinds_of(run.settings, run.shards[0])[name] for name in names]
+    known = dict.fromkeys(each for kind in kinds for each in kind.reasons)
+    if reason is not None and reason not in known and not any(kind.more_reasons for kind in kinds):
+        raise click.BadParameter(f"{reason!r} is not one of {', '.join(map(repr, known))}", param_hint="--reason")
+    return kinds
 
 
-def _quarantine(run: Run, shard: Shard, kind: Kind) -> Quarantine:
-    return Quarantine(shard, kinds_of(run.settings, shard)[kind.name], run.settings.sweep.pipeline_depth)
+def _quarantine(run: Run, shard: Shard, name: str) -> Quarantine:
+    return Quarantine(shard, kinds_of(run.settings, shard)[name], run.settings.sweep.pipeline_depth)
 
 
 def _target(wanted: QuarantineFilter) -> str:
@@ -279,4 +300,4 @@ def _entries(count: int) -> str:
 
 def _cells(shard: str, entry: SetAsideDocument) -> Sequence[object]:
     reason, held = Cell(entry.reason or "?", "yellow"), f"{entry.amount} {entry.unit}".strip()
-    return shard, entry.id, reason, span(entry.age_seconds), entry.tenant, held, entry.state
+    return shard, entry.id, reason, span(entry.age_seconds), entry.tenant, held, entry.state, entry.kind

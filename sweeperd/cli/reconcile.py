@@ -73,7 +73,11 @@ def command(
     if budget is not None:
         _repair_budget(change, budget, rate)
         return
-    walks = _last(change, kind) if last else _walk(change, one_kind(change.settings, kind), rate, limit, repair)
+    chosen = "" if last else one_kind(change.settings, kind)
+    walks = _walk(change, chosen, rate, limit, repair) if chosen else _last(change, kind)
+    others = [name for name in kind_names(change.settings) if name != chosen] if chosen and kind is None else []
+    if walks and others and not change.output.as_json:
+        click.echo(f"kinds are walked with --kind NAME: {', '.join(others)}", err=True)
     if any(walk.remaining or walk.held for walk in walks):
         sys.exit(Exit.FAILED)
 

@@ -12,6 +12,7 @@ from sweeperd.ops.processes import read_processes
 from sweeperd.store import streams
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
+from sweeperd.sweep.reservations import RESERVATIONS, kind_option
 from sweeperd.text import decode, glob
 
 #: Keys that one SCAN visits, and that one UNLINK removes.
@@ -49,15 +50,15 @@ def command(change: Change) -> None:
     if not change.output.as_json:
         change.output.table(["shard", "key", "why it stays"], listed)
     stay = sum(not row.removed for row in rows)
-    if len(rows) > stay:
-        change.output.confirm(f"Remove {len(rows) - stay} keys? This cannot be undone.", yes=change.yes)
+    if going := len(rows) - stay:
+        change.output.confirm(f"Remove {going} key{'' if going == 1 else 's'}? This cannot be undone.", yes=change.yes)
     for shard, keys in found:
         with change.catching(shard):
             for page in batches([key for key, why in keys if not why], PAGE):
                 shard.client.unlink(*page)
     change.report(UninstallDocument(keys=rows))
     if stay:
-        change.fail(f"{stay} keys stay")
+        change.fail("1 key stays" if stay == 1 else f"{stay} keys stay")
 
 
 def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
@@ -66,19 +67,20 @@ def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
     living = [each.process for each in read_processes(shard, shard.read_clock()).known or () if not each.silent]
     waiting = _waiting(shard)
     names = {*shard.client.scan_iter(match=glob(keys.prefix + b"sweeperd:") + b"*", count=PAGE)}
-    of_quarantine = {
-        of_kind(name)
+    of_quarantine = {keys.quarantine: RESERVATIONS} | {
+        kept: name
         for key in names
         if (name := decode(key.removeprefix(keys.quarantine + b":"))) != decode(key)
-        for of_kind in (keys.kind_notes, keys.kind_marks)
+        for kept in (key, keys.kind_notes(name), keys.kind_marks(name))
     }
     for key in sorted(cast(set[bytes], names)):
         if living:
             yield key, f"{living[0]} runs: stop it"
         elif key == keys.dead_letters and shard.client.xlen(key):
             yield key, "dead letters: `sweeperd dead-letters replay` or `drop`"
-        elif key == keys.quarantine or key.startswith(keys.quarantine + b":") or key in of_quarantine:
-            yield key, "entries in quarantine: `sweeperd quarantine requeue` or `dismiss`"
+        elif key in of_quarantine:
+            command = " ".join(("sweeperd quarantine requeue", *kind_option(of_quarantine[key])))
+            yield key, f"entries in quarantine: `{command}` or `dismiss`"
         else:
             yield key, waiting if key in (keys.events, keys.groups, keys.endpoints) else ""
 

@@ -148,7 +148,7 @@ class EntryPages:
                 {
                     "kind": name,
                     "size": quarantine.size(),
-                    "rows": [SetAsideDocument.of(entry, now).as_json() for entry in entries],
+                    "rows": [SetAsideDocument.of(name, entry, now).as_json() for entry in entries],
                     "before": before,
                     "commands": _lines([words]),
                 }

@@ -252,6 +252,7 @@ def adopt(shard: Shard, ids: Sequence[bytes]) -> list[bool]:
 
 
 class SetAsideDocument(Document):
+    kind: str
     id: Text
     reason: str
     quarantined_at: Moment | None
@@ -262,14 +263,14 @@ class SetAsideDocument(Document):
     state: Text
 
     @classmethod
-    def of(cls, entry: SetAside, now_ms: int) -> "SetAsideDocument":
+    def of(cls, kind: str, entry: SetAside, now_ms: int) -> "SetAsideDocument":
         age = max(0.0, (now_ms - entry.at_ms) / 1000)
-        return cls.made_of(entry, quarantined_at=entry.at_ms, age_seconds=age)
+        return cls.made_of(entry, kind=kind, quarantined_at=entry.at_ms, age_seconds=age)
 
 
 class QuarantinedShard(Document):
     shard: str
-    quarantined: Count = Field(description="All entries, listed here or not.")
+    quarantined: Count = Field(description="All entries of the listed kinds, listed here or not.")
     truncated: Truncated
     entries: list[SetAsideDocument]
 

@@ -131,7 +131,7 @@ def test_it_is_refused(invoke: Run, shard: Shard, client: redis.Redis, tmp_path:
 def test_one_of_several_kinds_has_to_be_named(invoke: Run, tmp_path: Path) -> None:
     lock = SEAT_HOLD.replace("seat-hold", "lock").replace("seats:", "locks:")
     (tmp_path / "config.toml").write_text(f"reservations.enabled = false\n{SEAT_HOLD}{lock}")
-    for line in ("quarantine list", "quarantine requeue --all --yes", "quarantine dismiss --all --yes", "reconcile"):
+    for line in ("quarantine requeue --all --yes", "quarantine dismiss --all --yes", "reconcile"):
         refused = invoke(*line.split())
         assert (refused.exit_code, "--kind: seat-hold, lock" in refused.stderr) == (2, True), line
     assert invoke("reconcile", "--kind", "reservations").exit_code == 2

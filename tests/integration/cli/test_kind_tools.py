@@ -257,6 +257,13 @@ def test_reconcile_walks_the_only_kind(kinds: Kinds) -> None:
     assert "\trepair\tindex of seat-hold\t1" in kinds.run("actions").out
 
 
+def test_reconcile_names_the_kinds_that_it_does_not_walk(kinds: Kinds) -> None:
+    hint = "kinds are walked with --kind NAME: seat-hold, lock\n"
+    assert kinds.run("reconcile").err.endswith(hint)
+    others = ("--json",), ("--kind", "lock"), ("--last",)
+    assert not any("--kind NAME" in kinds.run("reconcile", *words).err for words in others)
+
+
 def daemon_walks(kinds: Kinds) -> None:
     settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url, "SWEEPERD_RECONCILE__RATE": "1000000"})
     shard = Shard(settings.redis)

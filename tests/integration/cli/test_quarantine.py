@@ -85,12 +85,14 @@ def test_list(sweeperd: Sweeperd, world: World) -> None:
         "tenant": "acme",
         "holds": "100 TOKENS",
         "state": "LIMBO",
+        "kind": "reservations",
     }
     (shard,) = sweeperd("quarantine", "list", "--json").document["shards"]
     (entry,) = shard["entries"]
     assert 0 <= entry.pop("age_seconds") < 20
     assert entry.pop("quarantined_at") == rfc3339(int(world.client.zscore("sweeperd:quarantine", RID)))
     assert entry == {
+        "kind": "reservations",
         "id": "r1",
         "reason": "INVALID_STATE",
         "tenant": "acme",

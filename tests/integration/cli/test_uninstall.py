@@ -37,6 +37,10 @@ def test_what_is_still_needed_stays(invoke: Run, shard: Shard, client: redis.Red
     result = invoke("uninstall", "--yes")
     assert (result.exit_code, "7 keys stay" in result.stderr) == (1, True)
     assert "events for billing" in result.stdout
+    why = dict(line.split("\t")[1:] for line in result.stdout.splitlines())
+    assert "`sweeperd quarantine requeue` or" in why["sweeperd:quarantine"]
+    for key in ("quarantine", "deadlines", "marks"):
+        assert "`sweeperd quarantine requeue --kind seat-hold` or" in why[f"sweeperd:{key}:seat-hold"]
     kept = {"sweeperd:events", "sweeperd:groups", "sweeperd:dead-letters"}
     kept |= {"sweeperd:quarantine", "sweeperd:quarantine:seat-hold"}
     kept |= {"sweeperd:deadlines:seat-hold", "sweeperd:marks:seat-hold"}
@@ -57,7 +61,7 @@ def test_all_of_it_goes_when_nothing_waits(invoke: Run, shard: Shard, client: re
 def test_it_shows_first_and_asks(shard: Shard, client: redis.Redis, invoke: Run) -> None:
     client.hset("sweeperd:ticks", "at", 1)
     refused = invoke("uninstall")
-    assert refused.exit_code != 0
+    assert (refused.exit_code != 0, "Remove 1 key?" in refused.output) == (True, True)
     assert client.exists("sweeperd:ticks")
     assert "sweeperd:ticks" in refused.stdout
 
@@ -66,8 +70,10 @@ def test_nothing_goes_while_a_daemon_runs(invoke: Run, shard: Shard, client: red
     client.hset("sweeperd:ticks", "at", 1)
     ProcessAnnouncer(shard, sweeps=True, delivers=True).update()
     result = invoke("uninstall", "--yes")
-    assert (result.exit_code, "runs: stop it" in result.stdout) == (1, True)
+    assert (result.exit_code, "runs: stop it" in result.stdout, "2 keys stay" in result.stderr) == (1, True, True)
     assert client.exists("sweeperd:ticks")
+    client.delete("sweeperd:ticks")
+    assert "1 key stays" in invoke("uninstall", "--yes").stderr
 
 
 def test_a_prefix_is_no_pattern(shard: Shard, client: redis.Redis, invoke: Run) -> None:

@@ -20,8 +20,8 @@ _STEP = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _BORDER = "---- the next step"
-#: The port of Redis, of the receiver, and of the daemon, as documents name them.
-REDIS, RECEIVER, HTTP = "6379", "8080", "9464"
+#: The ports of Redis, of the receiver, and of the daemon, as documents name them.
+REDIS, RECEIVER, HTTP = r"6379|6390", r"8080|8390", "9464"
 
 
 def steps(text: str) -> list[tuple[str, str]]:
@@ -37,7 +37,7 @@ def typed(text: str, folder: Path, *, limit: float = 200, redis_port: int | None
     ports = {REDIS: str(redis_port or free_port()), RECEIVER: str(free_port()), HTTP: str(free_port())}
     script = f"\necho '{_BORDER}'\n".join(commands for commands, _ in steps(text))
     for written, free in ports.items():
-        script = re.sub(rf"\b{written}\b", free, script)
+        script = re.sub(rf"\b(?:{written})\b", free, script)
     script = re.sub(r"\bredis-cli\b", f"redis-cli -p {ports[REDIS]}", script)
     env = {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

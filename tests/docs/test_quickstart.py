@@ -1,5 +1,6 @@
 """The lines of docs/how-to work as they stand, with ports and paths of the test."""
 
+import json
 import os
 import re
 import shutil
@@ -102,6 +103,14 @@ def test_the_use_case_of_the_readme_works_word_for_word(tmp_path: Path) -> None:
     listening = "```sh\nuntil curl -s -o log http://127.0.0.1:8080/; do sleep 0.1; done\n```\n"
     first, receiver, second = text.partition("Write a hold that nobody bought")
     *_, swept = typed(own + first + listening + receiver + second, tmp_path)
-    assert re.search(
-        r'  verified, 204  evt_\w+\n{"event_id":"evt_\w+","event_type":"seat-hold.expired".*"id":"h1"', swept
+    sent, shown = (
+        re.search(r"  verified, 204  evt_\w+\n({.*})", swept),
+        re.search(r"```json\n(.*?)```", text, re.DOTALL),
     )
+    assert sent
+    assert shown
+    event, example = json.loads(sent[1]), json.loads(shown[1])
+    for values in event, example:
+        values.update(dict.fromkeys(("event_id", "timestamp", "trace_id")))
+        values["data"]["expired_at"] = None
+    assert json.dumps(event) == json.dumps(example), "in this order too"

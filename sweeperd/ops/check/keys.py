@@ -81,7 +81,7 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     if missing:
         return warning(
             f"{', '.join(missing)}: in events.groups, but the group does not exist, so no events are kept for it",
-            "create it where its reader should start: XGROUP CREATE",
+            "create it where its reader should start: XGROUP CREATE … MKSTREAM",
         )
     return ok(f"{', '.join(named)}: events are kept for it" if named else "only those of the endpoints")
 

@@ -12,18 +12,22 @@ next state and an action. The thread carries the action out: it polls Redis, or 
 | standing by | the lease is free, nothing has ended | leading | |
 | standing by | the lease is free, a deadline has ended | ticking | tick over what is due |
 | leading, standing by | another process noted its tick last | following | |
-| leading, standing by | so it did, and an entry is that much overdue | suspecting | poll the lease at once |
+| leading | so it did, and an entry is overdue by more than LEADS_WITHIN | suspecting | poll the lease at once |
+| standing by | so it did, such an entry is there, the lease is held | suspecting | |
+| standing by | so it did, such an entry is there, the lease is free | ticking | tick over the whole index |
 | following | this process noted its tick last | leading | |
 | following | an entry is overdue by more than LEADS_WITHIN | suspecting | poll the lease at once |
+| suspecting | this process noted its tick last | standing by if the lease is held, else leading | |
 | suspecting | no entry is overdue any more | following | |
 | suspecting | an entry is overdue and the lease is free | ticking | tick over the whole index |
 | any of these four | a command of a poll was refused, or the note cannot be read | blind | |
+| any of these four | Redis could not be reached, or the Cycles lease permits no poll | the same | poll in a second |
 | waiting | the lease of the Cycles services permits it | ticking | tick over the whole index |
 | ticking | the tick was complete, and this process leads | leading | |
 | ticking | the tick was complete, and it is unknown who leads | following | poll at once |
 | ticking | another process holds the lease | standing by if this process led, else suspecting | |
 | ticking | the Cycles lease does not permit a tick | waiting | |
-| ticking | the tick failed or was cut short | blind | |
+| ticking | the tick failed or was cut short, or there is no `precision` | blind | |
 | ticking | the tick has not begun within START_WITHIN | ticking | order the tick again |
 
 The process that noted the last tick leads, and polls every `precision`. A follower polls once a second. A process that
@@ -487,9 +491,9 @@ class Schedule:
     def _order(self, slot: "_Slot", tick: Tick) -> None:
         if self._scheduler is None:
             return
-        if slot.idle.is_set():
-            slot.ordered_at = time.monotonic()
-        slot.idle.clear()
+        if slot.order is not tick:  # else its job has not begun in time
+            slot.order, slot.ordered_at = tick, time.monotonic()
+            slot.idle.clear()
         self._scheduler.add_job(
             self._tick, args=(slot, tick), name=f"sweep of {slot.sweep.name}", misfire_grace_time=None
         )
@@ -497,7 +501,7 @@ class Schedule:
     def _tick(self, slot: "_Slot", tick: Tick) -> None:
         """Run a tick in a thread of APScheduler; once, even if it was ordered twice."""
         with slot.turn:
-            if slot.idle.is_set():
+            if slot.idle.is_set() or slot.order is not tick:
                 return
             message: Outcome = Incomplete()
             try:
@@ -513,13 +517,13 @@ class Schedule:
         asked = [self._questions(slot, poll) for slot, poll in polls]
         try:
             replies = iter(self._ask([command for questions in asked for command in questions.values()]))
+            answers = [{name: next(replies) for name in questions} for questions in asked]
+            return [self._read(slot, answer) for (slot, _), answer in zip(polls, answers, strict=True)]
         except Exception as error:
             self._disconnect()
             if not isinstance(error, redis.RedisError):
                 log.exception("the poll for deadlines failed", extra={"shard": self._shard.name})
             return [Signal.UNREACHABLE] * len(polls)
-        answers = [{name: next(replies) for name in questions} for questions in asked]
-        return [self._read(slot, answer) for (slot, _), answer in zip(polls, answers, strict=True)]
 
     def _questions(self, slot: "_Slot", poll: Poll) -> dict[str, Command]:
         kind, keys = slot.sweep.kind, self._shard.keys
@@ -580,10 +584,11 @@ class _Slot:
         self.state = State()
         self.wake_at = -math.inf
         self.messages: list[Message] = []
-        #: Held by a running tick; set while no tick is ordered or runs; and when one was ordered, monotonic.
+        #: Held by a running tick; set while no tick is ordered or runs; the last order, and when it came, monotonic.
         self.turn = threading.Lock()
         self.idle = threading.Event()
         self.idle.set()
+        self.order: Tick | None = None
         self.ordered_at = math.inf
 
     def is_stuck(self, patience: float) -> bool:

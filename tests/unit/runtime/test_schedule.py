@@ -1,7 +1,11 @@
-"""Walks every transition of the schedule without Redis, threads or sleep."""
+"""Walks every transition of the schedule without Redis, threads or sleep, and has jobs of APScheduler come late."""
 
 import math
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,6 +25,7 @@ from sweeperd.runtime.schedule import (
     Poll,
     Polled,
     Rules,
+    Schedule,
     Signal,
     State,
     Step,
@@ -118,6 +123,15 @@ def test_another_process_noted_the_last_tick(phase: Phase) -> None:
     assert done.wake_at == NOW + FOLLOW_EVERY
 
 
+def test_another_process_noted_the_last_tick_and_does_not_act() -> None:
+    led = step(state(Phase.LEADING, poll_at=math.inf), Polled(LONG_DUE, THEIRS))
+    assert (led.state.phase, led.action) == (Phase.SUSPECTING, Poll(head=True, note=True, clock=False, lease=True))
+    stood_by = state(Phase.STANDING_BY, poll_at=math.inf)
+    held = step(stood_by, Polled(LONG_DUE, THEIRS, held=True))
+    assert (held.state.phase, held.action, held.wake_at) == (Phase.SUSPECTING, None, NOW + FOLLOW_EVERY)
+    assert step(stood_by, Polled(LONG_DUE, THEIRS)).action == Tick(others_note_ms=SEEN + 1)
+
+
 @pytest.mark.parametrize("phase", POLLING)
 def test_a_note_that_says_nothing_ends_the_polls(phase: Phase) -> None:
     done = step(state(phase, poll_at=math.inf), Polled(math.inf, Note(False, SEEN, None)))
@@ -159,6 +173,8 @@ def test_a_follower_that_suspects() -> None:
     assert (free.state.phase, free.action) == (Phase.TICKING, Tick(others_note_ms=SEEN + 1))
     done = step(before, Polled(LATER, THEIRS, held=True))
     assert done.state.phase is Phase.FOLLOWING
+    assert step(before, Polled(LATER, OURS)).state.phase is Phase.LEADING
+    assert step(before, Polled(DUE, OURS, held=True)).state.phase is Phase.STANDING_BY
 
 
 @pytest.mark.parametrize(("led", "noted"), [(True, False), (False, True), (True, True)])
@@ -185,7 +201,8 @@ def test_a_grace_that_ended_before_a_complete_tick_calls_for_no_other() -> None:
 
 def test_another_process_holds_the_lease() -> None:
     done = step(ticking(WOKEN, led=True), Signal.STOOD_BY)
-    assert (done.state.phase, done.state.stood_by_since) == (Phase.STANDING_BY, NOW)
+    assert (done.state.phase, done.state.stood_by_since, done.action) == (Phase.STANDING_BY, NOW, None)
+    assert done.wake_at == pytest.approx(NOW - 0.01 + 0.05), "a precision after the tick was ordered"
     assert isinstance(step(done.state, now=NOW + 0.05).action, Poll)
     assert step(ticking(Tick(SEEN)), Signal.STOOD_BY).state.phase is Phase.SUSPECTING
 
@@ -230,7 +247,45 @@ def test_a_tick_that_does_not_begin_is_ordered_again() -> None:
     before = ticking(WOKEN, begun=False)
     assert step(before, now=NOW + 0.5).action is None
     again = step(before, now=NOW + START_WITHIN)
-    assert (again.action, again.state.phase) == (WOKEN, Phase.TICKING)
+    assert (again.action, again.state.phase, again.wake_at) == (WOKEN, Phase.TICKING, NOW + 2 * START_WITHIN)
     begun = step(before, Signal.BEGUN)
     assert (begun.state.begun, begun.wake_at) == (True, math.inf)
     assert step(begun.state, now=NOW + 100).action is None
+
+
+def test_a_late_copy_of_an_order_does_not_run_in_place_of_the_next_one() -> None:
+    jobs: list[tuple[Callable[..., None], Any, Tick]] = []
+    ran: list[Tick] = []
+
+    def add_job(job: Callable[..., None], *, args: tuple[Any, Tick], **_: object) -> None:
+        jobs.append((job, *args))
+
+    def run(_sweep: object, tick: Tick) -> Complete:
+        ran.append(tick)
+        return COMPLETE
+
+    def wait_for(count: int) -> None:
+        limit = time.monotonic() + 20
+        while len(jobs) < count:
+            assert time.monotonic() < limit
+            time.sleep(0.01)
+
+    shard: Any = SimpleNamespace(name="default", clock=SimpleNamespace(now_ms=lambda: int(SERVER)))
+    sweep: Any = SimpleNamespace(name="holds", permitted=True, hangs=False)
+    stop = threading.Event()
+    schedule = Schedule(shard, stop, [sweep], Rules(0.2, None), run)
+    scheduler: Any = SimpleNamespace(add_job=add_job)
+    schedule.start(scheduler)
+    try:
+        wait_for(2)  # the first tick has not begun in time
+        (job, slot, first), (_, _, copy) = jobs[:2]
+        job(slot, first)
+        before = len(jobs)
+        wait_for(before + 1)
+        job(slot, copy)
+        assert len(ran) == 1
+        job(*jobs[-1][1:])
+        assert (len(ran), ran[-1]) == (2, jobs[-1][2])
+    finally:
+        stop.set()
+        assert schedule.join(time.monotonic() + 20)

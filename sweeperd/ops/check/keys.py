@@ -16,10 +16,12 @@ from sweeperd.store.scripts import run_commands
 from sweeperd.text import decode, span
 
 
-def writable(subject: CheckedShard) -> CheckResult:
+def writable(subject: CheckedShard, *, ledger: bool = False) -> CheckResult:
     """Writes without effect. A replica refuses this, and so does a server that lacks replicas or cannot save."""
+    client, keys = subject.shard.client, subject.shard.keys
     try:
-        subject.shard.client.zrem(subject.shard.keys.reservation_index, ANY)
+        # A ledger may not write keys of sweeperd, nor a daemon reservations that it does not sweep.
+        client.zrem(keys.reservation_index, ANY) if ledger else client.hdel(keys.groups, ANY)
     except (redis.ResponseError, *REFUSED) as error:
         if "WRONGTYPE" not in str(error):  # `key_types` reports that
             return failure(f"refuses writes: {describe(error)}", "nothing can expire until it accepts them again")
@@ -31,7 +33,7 @@ def key_types(subject: CheckedShard) -> CheckResult:
     reads = [
         *(("ZSET", key, ("ZCARD", key)) for key in (keys.reservation_index, keys.quarantine)),
         *(("STREAM", key, ("XLEN", key)) for key in (keys.events, keys.dead_letters)),
-        *(("HASH", key, ("HGET", key, "")) for key in (keys.endpoints, keys.reconcile)),
+        *(("HASH", key, ("HGET", key, "")) for key in (keys.endpoints, keys.groups, keys.reconcile)),
         *(("STRING", key, ("GET", key)) for key in (keys.lease("sweep"), keys.lease("reconcile"))),
     ]
     replies = run_commands(client, [command for _, _, command in reads])

@@ -150,12 +150,13 @@ def ledger_rights(subject: CheckedShard, *, cycles: bool) -> CheckResult:
 def scripts(subject: CheckedShard, *, ledger: bool = False) -> CheckResult:
     """Whether the server compiles all scripts, or with `ledger` those of the ledger."""
     names = [name for name in script_names() if not ledger or name.startswith("ledger/")]
-    index, problems = subject.shard.keys.reservation_index, []
+    keys, problems = subject.shard.keys, []
+    key = keys.reservation_index if ledger else keys.events
     for name in names:
         # Redis compiles the whole script, but returns before its first line.
         text = "do return 1 end\n" + source(name)
         try:
-            Script(name, text).run(subject.shard.client, Call([index], []))
+            Script(name, text).run(subject.shard.client, Call([key], []))
         except redis.ResponseError as error:
             problems.append(f"{name}: {describe(error)}")
     if any("scripting engine" in problem for problem in problems):

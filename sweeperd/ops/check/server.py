@@ -204,7 +204,12 @@ CHECKS: dict[str, Callable[[CheckedShard], CheckResult]] = {
 LEDGER_CHECKS = {
     name: CHECKS[name]
     for name in ("reachable", "version", "role", "writable", "maxmemory-policy", "memory", "persistence", "replication")
-} | {"rights": rights.rights, "scripts": functools.partial(rights.scripts, ledger=True), "clock": clock}
+} | {
+    "writable": functools.partial(keys.writable, ledger=True),
+    "rights": rights.rights,
+    "scripts": functools.partial(rights.scripts, ledger=True),
+    "clock": clock,
+}
 
 
 def check_shard(

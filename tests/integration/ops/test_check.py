@@ -312,6 +312,18 @@ def test_the_user_of_the_acl_may_do_all_and_may_not_look_at_everything(server: S
     assert (lazy.level, "a user who may run CONFIG GET" in lazy.advice) == (OK, True)
 
 
+def test_the_user_of_the_acl_needs_no_right_to_reservations_that_are_not_swept(
+    server: Server, client: redis.Redis
+) -> None:
+    cart = {"name": "cart", "index": "carts:ttl", "key": "cart:{id}", "deadline": "expires_at"}
+    only_kinds: dict[str, Any] = {
+        "reservations": {"enabled": False},
+        "kinds": [cart | {"active": {"state": "OPEN"}, "ended": {"state": "EXPIRED"}}],
+    }
+    with user(client, server, *rules(**only_kinds)) as url:
+        assert bad(look(url, **only_kinds)) == {}
+
+
 def test_what_only_an_administrator_may_read_is_not_strict(cli: Cli, server: Server, client: redis.Redis) -> None:
     reserve(client, ["one"])
     with configured(client, appendonly="yes"), user(client, server) as url:

@@ -75,7 +75,7 @@ def run_demo(echo: Callable[[str], None]) -> int:
     _introduce(screen)
     secret = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
     news: queue.SimpleQueue[News] = queue.SimpleQueue()
-    with stop_on_signals() as stop, contextlib.ExitStack() as stack:
+    with stop_on_signals(last=True, again=False) as stop, contextlib.ExitStack() as stack:
         try:
             server, url = stack.enter_context(any_redis())
         except RuntimeError as error:

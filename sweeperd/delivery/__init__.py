@@ -1,1 +1,1 @@
-"""From the outbox to the receivers, over HTTP."""
+"""Delivers events from the outbox to the receivers over HTTP."""

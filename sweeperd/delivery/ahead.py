@@ -10,7 +10,7 @@ from sweeperd.store.operations import Operation
 
 #: How many events a page has at most, and how many pages are kept: lanes that are behind differ in how far.
 PAGE_EVENTS, PAGES = 500, 4
-#: So many unwanted events between wanted ones are read with them.
+#: Up to this many unwanted events between wanted ones are read with them.
 FEW = 8
 
 

@@ -1,4 +1,4 @@
-"""When an endpoint gets the next request: the waits of one event, and the circuit and the state of the endpoint."""
+"""Decides when an endpoint gets the next request, by its circuit, its state and the waits between retries."""
 
 import math
 import threading
@@ -61,7 +61,7 @@ class Redelivery:
         return growing_wait(self.initial, self.longest, deliveries) * 1000
 
 
-#: So many failed deliveries in a row open the circuit.
+#: That many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
 #: If this many events in a row are refused, each sent alone, the route or a secret is wrong, not the events.
 REFUSED_TO_FAIL = 5

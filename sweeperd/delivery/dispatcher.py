@@ -1,4 +1,4 @@
-"""The deliveries of one process and one shard, and the maintenance of the outbox."""
+"""Runs the deliveries of one process and one shard, and maintains the outbox."""
 
 import logging
 import secrets

@@ -1,4 +1,4 @@
-"""The few threads that deliver the events of one shard, whatever the number of its lanes."""
+"""Delivers the events of one shard with a few threads, however many lanes it has."""
 
 import math
 import threading

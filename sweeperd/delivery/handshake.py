@@ -1,4 +1,4 @@
-"""The way to one receiver as deliveries take it, without a request: proxy, TLS, and the certificate's validity."""
+"""Connects to one receiver as deliveries do, through proxy and TLS, but sends no request."""
 
 import contextlib
 import functools

@@ -1,4 +1,4 @@
-"""HTTP to one receiver: TLS, a deadline for the whole exchange, and what the answer or its absence means."""
+"""Sends HTTP requests to one receiver, each within a deadline, and interprets the response or its absence."""
 
 import contextlib
 import email.utils

@@ -45,7 +45,7 @@ class Room:
         return -(-self.concurrency // max(1, self.lanes - self.held_up))
 
     def left(self, in_hand: int, held_up: int) -> int:
-        """How many more bytes may be taken if so many are in hand, of which lanes that are held up have `held_up`."""
+        """How many more bytes may be taken if `in_hand` are, and if lanes that are held up have `held_up` of these."""
         return min(self.bytes - (in_hand - held_up), HELD_UP_ROOM * self.bytes - in_hand)
 
 

@@ -102,7 +102,7 @@ class Intake:
             self.scan.doubt()
 
     def compare(self, pending: int) -> None:
-        """So many events of the group are pending: others may have settled some, or left some."""
+        """That many events of the group are pending: other processes may have settled some, or left some."""
         order, now = self.lane.order, self._clock()
         if order is None or abs(pending - len(order)) <= len(self.lane.in_flight) or not order.complete:
             return
@@ -220,7 +220,7 @@ class Intake:
         return max(self._no_event_until, self._in(max(lane.circuit.wait, lane.state.rest)))
 
     def _in(self, seconds: float) -> float:
-        """So many seconds from now (monotonic); 0 means at once."""
+        """The time that many seconds from now (monotonic); 0 means at once."""
         return self._clock() + seconds if seconds else 0.0
 
     def _taken(self, new: Sequence[OutboxEntry]) -> None:

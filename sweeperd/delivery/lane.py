@@ -271,7 +271,7 @@ class Lane:
         self.redelivery.counts_from_ms = max(self.redelivery.counts_from_ms, made_at)
 
     def park(self, seconds: float) -> None:
-        """An event of the lane is parked, and due again after so long."""
+        """An event of the lane is parked, and due again after this time."""
         self.parked = True
         self.due_at = min(self.due_at, self.timing.clock() + seconds)
 

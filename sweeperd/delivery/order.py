@@ -118,13 +118,13 @@ class OrderedQueue(BatchQueue):
             return [self._pending[key][0] for key in keys]
 
     def look(self, entries: Iterable[OutboxEntry], seconds: float = 0.0) -> None:
-        """Look in so many seconds whether the next events of these events' keys are due."""
+        """In `seconds`, look whether the next events of these events' keys are due."""
         with self._lock:
             for entry in entries:
                 self._look(self._key(entry), self._clock() + seconds)
 
     def look_at(self, key: bytes, seconds: float) -> None:
-        """Look in so many seconds whether the next events of the key are due."""
+        """In `seconds`, look whether the next events of the key are due."""
         with self._lock:
             self._look(key, self._clock() + seconds)
 

@@ -35,7 +35,7 @@ SET_BACK = 1.0
 CHORES, CHORES_FOR = 8, 0.02
 #: How many events the lanes of a round trip read together at most.
 READ_TOGETHER = 20_000
-#: If the bytes in hand leave no room, the reader looks again after so long, seconds: requests may be slow by then.
+#: If the bytes in hand leave no room, the reader looks again after this time, seconds: requests may be slow by then.
 STARVED = 0.25
 #: A round of reads that takes less time, seconds, may follow the next news at once.
 CHEAP = 0.005

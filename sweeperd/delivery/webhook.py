@@ -1,5 +1,5 @@
 """
-Webhooks to one endpoint: the keys that sign a request, the signed request itself, and its quick retries.
+Signs webhooks to one endpoint, sends them, and retries them quickly.
 
 With an asymmetric key (`whsk_`) the receiver needs the public key only, and cannot sign in sweeperd's name. Such keys
 need the cryptography package, an extra: only functions about such keys import the package.

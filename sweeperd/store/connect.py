@@ -42,7 +42,10 @@ TIME_SCRIPT = "return redis.call('TIME')"
 
 
 def client_options(*, connect_timeout: float, socket_timeout: float, connections: int) -> dict[str, Any]:
-    """The options of both clients, as redis-py names them. `max_connections` of the URL overrides `connections`."""
+    """
+    The options of both clients, as redis-py names them. A client opens connections on demand, up to `connections`; one
+    more connection is an error. `max_connections` of the URL overrides `connections`.
+    """
     return {
         "protocol": 2,
         "socket_timeout": socket_timeout,

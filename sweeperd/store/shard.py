@@ -181,7 +181,10 @@ class Shard:
         return RedisUnavailable(f"{self.address}: {describe(error)}")
 
     def forget_connections_if_demoted(self, error: Any) -> None:
-        """A connection to a demoted primary would fail forever, so it is dropped. The next one goes to the primary."""
+        """
+        READONLY means that this server was a primary and is now a replica. The connection is healthy and would fail
+        forever, so it is dropped, and the next connection looks up the primary again.
+        """
         if is_demoted(error):
             self.client.connection_pool.disconnect(inuse_connections=False)
 

@@ -215,7 +215,10 @@ def _globals(kind: KindSettings, script: Script, index: bytes, client: "redis.Re
 
 
 def _refused_commands(kind: KindSettings, index: bytes, client: "redis.Redis") -> Iterator[str]:
-    """The commands that the user may not run, before Redis 7.0. Each is queued in a transaction that is discarded."""
+    """
+    The commands that the user may not run, before Redis 7.0, where no script can check before a write. Each command is
+    queued in a transaction that is discarded, so nothing runs.
+    """
     if isinstance(client, ClusterClient):
         return
     version = str(client.info("server").get("redis_version", "0"))

@@ -30,7 +30,10 @@ class Explanation:
 
 
 def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, proven: bool = True) -> list[Explanation]:
-    """Explain each id, `batch` a round trip, as if `proven`. A failing call gives `error`. Raises redis.RedisError."""
+    """
+    Explain each id, `batch` ids per round trip. `proven`: as if the kind is proven. If the script would fail for an
+    entry, its outcome is `error`. Raises redis.RedisError if the server cannot answer at all.
+    """
 
     def explanation(entry: bytes, reply: Any) -> Explanation:
         if isinstance(reply, Exception):

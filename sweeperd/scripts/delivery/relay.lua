@@ -27,9 +27,9 @@
 --   for each subscription: its id, JSON
 --   for each event: its time, ms; the event, JSON
 --
--- Back-pressure: an event whose deliveries do not fit waits, and so do all later ones with deliveries. So many fit as
--- the dispatcher takes in ARGV[8], up to the limit, less those that are pending. What it takes is counted at the right
--- end, because others push to the left end. The notes:
+-- Back-pressure: an event whose deliveries do not fit waits, and so do all later ones with deliveries. As many
+-- fit as the dispatcher takes in ARGV[8], up to the limit, less those that are pending. What it takes is counted at the
+-- right end, because others push to the left end. The notes:
 --
 --   `last`, `since`     the delivery at the right end, and since when, ms
 --   `waiting`           since when events wait, ms, or empty

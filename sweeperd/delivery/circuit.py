@@ -61,7 +61,7 @@ class Redelivery:
         return growing_wait(self.initial, self.longest, deliveries) * 1000
 
 
-#: That many failed deliveries in a row open the circuit.
+#: This many failed deliveries in a row open the circuit.
 FAILURES_TO_OPEN = 5
 #: If this many events in a row are refused, each sent alone, the route or a secret is wrong, not the events.
 REFUSED_TO_FAIL = 5

@@ -220,7 +220,7 @@ class Intake:
         return max(self._no_event_until, self._in(max(lane.circuit.wait, lane.state.rest)))
 
     def _in(self, seconds: float) -> float:
-        """The time that many seconds from now (monotonic); 0 means at once."""
+        """The time in `seconds` from now (monotonic); 0 means at once."""
         return self._clock() + seconds if seconds else 0.0
 
     def _taken(self, new: Sequence[OutboxEntry]) -> None:

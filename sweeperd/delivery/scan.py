@@ -77,7 +77,7 @@ HEADS = 16
 SETTLING, WAITING = 1.0, 30.0
 #: How many pages a step reads at most. A page takes the server a fraction of a millisecond.
 PAGES_PER_STEP = 8
-#: For each page of a scan the next one waits for that long, seconds: scans take less than a twentieth of a core.
+#: The pause between two scans, seconds for each page of the first: scans take less than a twentieth of a core.
 PAUSE_PER_PAGE = 0.02
 #: While the brake holds events, a step takes up to this many, because there is room for a few.
 BRAKED = 200

@@ -216,6 +216,9 @@ def files_needed(settings: Settings) -> int:
 
 
 def _connections(settings: Settings) -> int:
-    """How many threads may use one client: senders, three of each endpoint and of its replay, periodic tasks."""
+    """
+    The most connections of one client: of `concurrency` senders, the few threads of a shard and the periodic tasks. A
+    slow request does not count as one of `concurrency`, so each endpoint may have more senders.
+    """
     webhooks = settings.webhooks
     return webhooks.concurrency + 6 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

@@ -4,6 +4,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
 
 #: The largest share of CPU time for deliveries of single events, and for batches of the relay, while a sweep runs. A
 #: batch takes about as much of Redis's time as of the CPU's.
@@ -28,6 +31,11 @@ class Turns:
         self._free_at = 0.0
         self._lock = threading.Lock()
 
+    @property
+    def limited(self) -> bool:
+        """Whether one may have to wait, because a long sweep runs."""
+        return self._cpu_turns.sweeping
+
     def book(self) -> float:
         """Reserve the next turn. Returns its start by the clock, or 0 for now."""
         if not self._cpu_turns.sweeping:
@@ -43,12 +51,11 @@ class Turns:
         left = begins - self._cpu_turns.clock() if begins and self._cpu_turns.sweeping else 0.0
         return min(max(0.0, left), LOOK_EVERY)
 
-    @contextlib.contextmanager
-    def using(self) -> Iterator[None]:
-        """Measure the CPU time of the block, which is the work of a turn."""
+    def use(self, work: Callable[[], ResultT]) -> ResultT:
+        """Do the work of a turn, and measure its CPU time."""
         began = self._cpu_turns.cpu_time()
         try:
-            yield
+            return work()
         finally:
             used = self._cpu_turns.cpu_time() - began
             with self._lock:

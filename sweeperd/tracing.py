@@ -68,6 +68,9 @@ class Span:
     def fail(self, reason: str) -> None:
         self._span.set_status(Status(StatusCode.ERROR, reason))
 
+    def end(self) -> None:
+        self._span.end()
+
 
 class _Tracing:
     """
@@ -99,7 +102,7 @@ def _tick_span(trace_id: int) -> int:
 
 
 _NOTHING = _Tracing(trace.NoOpTracer())
-_NO_SPAN: AbstractContextManager[Span] = contextlib.nullcontext(Span(trace.INVALID_SPAN))
+_NO_SPAN = Span(trace.INVALID_SPAN)
 _tracing = _NOTHING
 
 
@@ -126,30 +129,22 @@ def tick(shard: str, kind: str) -> Iterator[Span]:
         yield Span(span)
 
 
-def delivery(endpoint: str, trace_ids: Sequence[str]) -> AbstractContextManager[Span]:
+def delivery(endpoint: str, trace_ids: Sequence[str]) -> Span:
     """
     The span of a delivery of events with these trace ids, empty for an event without one. It is a child of the first
-    event's tick, and links to the other ticks.
+    event's tick, and links to the other ticks. The caller ends it.
     """
-    return _NO_SPAN if _tracing is _NOTHING else _delivery(endpoint, trace_ids)
-
-
-@contextlib.contextmanager
-def _delivery(endpoint: str, trace_ids: Sequence[str]) -> Iterator[Span]:
+    if _tracing is _NOTHING:
+        return _NO_SPAN
     first, *others = [_tracing.tick_of(trace_id) for trace_id in dict.fromkeys(trace_ids)] or [None]
     if first is not None and not first.trace_flags.sampled:
         # Passes the trace id to the receiver with a new span id.
-        yield Span(NonRecordingSpan(SpanContext(first.trace_id, random.getrandbits(64) | 1, is_remote=False)))
-        return
+        return Span(NonRecordingSpan(SpanContext(first.trace_id, random.getrandbits(64) | 1, is_remote=False)))
     context = Context() if first is None else trace.set_span_in_context(NonRecordingSpan(first), Context())
     links = [Link(other) for other in others[:MOST_LINKS] if other is not None]
     attributes: dict[str, str | int] = {"sweeperd.endpoint": endpoint, "messaging.batch.message_count": len(trace_ids)}
     # Not the current span: one thread may begin a delivery, and another one end it after a quick retry.
-    span = _tracing.tracer.start_span("deliver", context, SpanKind.PRODUCER, attributes, links)
-    try:
-        yield Span(span)
-    finally:
-        span.end()
+    return Span(_tracing.tracer.start_span("deliver", context, SpanKind.PRODUCER, attributes, links))
 
 
 def ledger_call(operation: str) -> AbstractContextManager[trace.Span]:

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 #: A request that takes longer than this many times the median does not keep other lanes from theirs. While the CPU is
 #: busy all requests take longer, and more threads would not help. And the least and the greatest such time, seconds.
 SLOW, LEAST_SLOW, MOST_SLOW = 4.0, 0.05, 0.25
-#: The median follows the requests by steps of this factor.
-STEP = 1.05
+#: The median follows the requests by steps of this factor, from the least to the greatest, seconds.
+STEP, LEAST, MOST = 1.05, LEAST_SLOW / SLOW, MOST_SLOW
 #: A thread ends when it has had no batch for this long, seconds.
 IDLE = 5.0
 
@@ -61,7 +61,7 @@ class Pool:
         #: Whether a thread was woken or started that has not looked yet: it wakes the next one itself.
         self._waking = False
         #: How long a request takes, seconds.
-        self._median = LEAST_SLOW / SLOW
+        self._median = LEAST
         #: When the next idle thread looks again.
         self._alarm = math.inf
         self._closed = False
@@ -76,8 +76,9 @@ class Pool:
             return ()
         with self._changed:
             held = lane.queue.put(entries, in_order=in_order, probe=probe)
-            self._place(lane, self._clock())
-            self._pass_on()
+            now = self._clock()
+            self._place(lane, now)
+            self._pass_on(now)
         return held
 
     def allow(self, concurrency: int) -> None:
@@ -91,7 +92,7 @@ class Pool:
         with self._changed:
             self._place_stopped()
             if self._round or self._later:
-                self._pass_on()
+                self._pass_on(self._clock())
 
     def close(self) -> None:
         """Every lane has stopped. The threads end with their requests."""
@@ -129,8 +130,9 @@ class Pool:
             while taken is not None:
                 lane, batch = taken
                 cpu_policy.follow(batch=lane.limits.events > 1)
-                pause = lane.sender.wait(batch)
-                sent = Sent() if pause else lane.sender.send(batch)
+                sender = lane.sender
+                pause = sender.wait(batch)
+                sent = Sent() if pause else sender.send(batch)
                 self._settler.add(lane, sent.settlements)
                 work.progress.rest()
                 taken = self._next(work, (batch, pause, sent))
@@ -138,13 +140,13 @@ class Pool:
     def _next(self, work: Work, last: tuple[Batch, float, Sent] | None = None) -> tuple[Lane, Batch] | None:
         """Hand back what was taken before, and take the next batch; wait for one. None: the thread ends."""
         with self._changed:
+            now = self._clock()
             if last is None:
                 self._waking = False
             else:
-                self._done(work, *last)
-            until = self._clock() + IDLE
+                self._done(work, now, *last)
+            until = now + IDLE
             while True:
-                now = self._clock()
                 lane, soonest = self._find(now)
                 if lane is not None:
                     return self._take(work, lane, now)
@@ -152,15 +154,15 @@ class Pool:
                     self._threads.discard(threading.current_thread())
                     return None
                 self._rest(now, soonest, until)
+                now = self._clock()
 
-    def _done(self, work: Work, batch: Batch, pause: float, sent: Sent) -> None:
+    def _done(self, work: Work, now: float, batch: Batch, pause: float, sent: Sent) -> None:
         lane = work.lane
         if lane is None:
             return
-        took = self._clock() - work.since
-        self._median = min(
-            MOST_SLOW, max(LEAST_SLOW / SLOW, self._median * (STEP if took > self._median else 1 / STEP))
-        )
+        median = self._median * STEP if now - work.since > self._median else self._median / STEP
+        if LEAST <= median <= MOST:
+            self._median = median
         lane.works.remove(work)
         self._in_flight.pop(work, None)
         if not lane.works:
@@ -170,8 +172,9 @@ class Pool:
             lane.queue.put_back(batch, pause)
         if sent.retry is not None:
             lane.queue.back_off(sent.retry, sent.pause)
-        lane.queue.put_halves(sent.batches)
-        self._place(lane, self._clock())
+        if sent.batches:
+            lane.queue.put_halves(sent.batches)
+        self._place(lane, now)
 
     def _take(self, work: Work, lane: Lane, now: float) -> tuple[Lane, Batch]:
         """Take a batch of the first lane of the round, which then is the last."""
@@ -186,7 +189,7 @@ class Pool:
             self._busy.add(lane)
         self._place(lane, now)
         if self._round:
-            self._pass_on()
+            self._pass_on(now)
         return lane, batch
 
     def _find(self, now: float) -> tuple[Lane | None, float]:
@@ -237,11 +240,11 @@ class Pool:
         slow = self._slow_after
         return {lane for lane in self._busy if lane.slow(now, slow)}
 
-    def _pass_on(self) -> None:
+    def _pass_on(self, now: float) -> None:
         """Wake or start a thread if a batch may be taken now, or if none would look again in time."""
         if self._waking:
             return
-        lane, soonest = self._find(self._clock())
+        lane, soonest = self._find(now)
         if lane is None and (soonest >= self._alarm or soonest == math.inf):
             return
         if self._idle:
@@ -280,12 +283,13 @@ class Pool:
         """The lane has changed: it belongs into the round, or waits, or has nothing queued."""
         own, requests = lane.requests is not None, len(lane.works)
         at = lane.queue.ready_at(now, requests)
-        if lane.queue and lane.stop.is_set():  # what is queued is released without a request
+        if lane.stop.is_set() and lane.queue:  # what is queued is released without a request
             at, own = now, True
         elif lane.requests is not None and requests >= lane.requests:
             at = math.inf
         if at <= now:
-            self._join_round(lane, first=own)
+            if own or not lane.in_round:
+                self._join_round(lane, first=own)
             return
         if lane.in_round:
             lane.in_round = False
@@ -308,11 +312,11 @@ class Pool:
             if lane.stop.is_set():
                 self._place(lane, self._clock())
 
-    def _join_round(self, lane: Lane, *, first: bool = False) -> None:
-        if lane.in_round and first:
+    def _join_round(self, lane: Lane, *, first: bool) -> None:
+        if lane.in_round:
             self._round.remove(lane)
         if first:
             self._round.appendleft(lane)
-        elif not lane.in_round:
+        else:
             self._round.append(lane)
         lane.in_round = True

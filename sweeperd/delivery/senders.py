@@ -1,11 +1,10 @@
 """Sends the batches of a lane, and decides by the result of a batch about the batch's events."""
 
 import abc
-import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import redis
 
@@ -27,8 +26,7 @@ log = logging.getLogger(__name__)
 Encode = Callable[[Sequence[OutboxEntry]], WebhookRequest]
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(NamedTuple):
     """What becomes of a batch: its settlements, the batches to send at once, and a quick retry after a pause."""
 
     settlements: Sequence[Settlement] = ()
@@ -47,6 +45,11 @@ class Pace:
     #: Called for each batch that has to wait for a sweep.
     waits: Callable[[], None] = field(default=lambda: None)
 
+    @property
+    def holds(self) -> bool:
+        """Whether a batch may have to wait."""
+        return self.limit is not None or (self.turns is not None and self.turns.limited)
+
     def wait(self, batch: Batch) -> float:
         """How long the batch waits before the next look, seconds; 0: the batch may be sent now."""
         if self.turns is not None:
@@ -62,9 +65,9 @@ class Pace:
         batch.waited = left > 0
         return left
 
-    def measured(self) -> AbstractContextManager[None]:
-        """In the block the batch is sent."""
-        return self.turns.using() if self.turns is not None else contextlib.nullcontext()
+    def use(self, send: Callable[[], Sent]) -> Sent:
+        """Send a batch, in its turn."""
+        return send() if self.turns is None else self.turns.use(send)
 
 
 class Sender(abc.ABC):
@@ -82,7 +85,7 @@ class Sender(abc.ABC):
 
     def wait(self, batch: Batch) -> float:
         """How long the batch waits before `send`, seconds; 0: not at all. What will not be sent does not wait."""
-        return 0.0 if self._held_back(batch.probe) else self._pace.wait(batch)
+        return self._pace.wait(batch) if self._pace.holds and not self._held_back(batch.probe) else 0.0
 
     def send(self, batch: Batch) -> Sent:
         """Send a batch once, or leave it if the lane rests or stops by now."""
@@ -92,12 +95,11 @@ class Sender(abc.ABC):
         delivered = [each for one in sent.settlements if one.action is Disposition.ACKNOWLEDGE for each in one.entries]
         failed = [each for one in sent.settlements if one.action is not Disposition.ACKNOWLEDGE for each in one.entries]
         held = order.conclude(delivered, failed)
-        return replace(sent, settlements=[*sent.settlements, Settlement(Disposition.RELEASE, held)]) if held else sent
+        return sent._replace(settlements=[*sent.settlements, Settlement(Disposition.RELEASE, held)]) if held else sent
 
     def _try(self, batch: Batch) -> Sent:
         try:
-            with self._pace.measured():
-                return self._deliver(batch)
+            return self._pace.use(lambda: self._deliver(batch))
         except Exception:
             # A fault of sweeperd, not of the endpoint: the events wait like any other event.
             first = batch.entries[0]

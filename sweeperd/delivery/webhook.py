@@ -6,7 +6,6 @@ need the cryptography package, an extra: only functions about such keys import t
 """
 
 import base64
-import contextlib
 import functools
 import hashlib
 import hmac
@@ -16,7 +15,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +132,7 @@ class HandOver:
         self._attempts = attempts
         self._earlier: list[DeliveryResult] = []
         self._number = 0
-        self._open = contextlib.ExitStack()
-        self._span = self._open.enter_context(client.span(request))
+        self._span = client.span(request)
 
     def attempt(self) -> float | None:
         """Send the request once. Returns how long to wait before the next attempt, seconds; None: none follows."""
@@ -152,7 +149,7 @@ class HandOver:
         """No attempt follows."""
         if not self.result.delivered:
             self._span.fail(self.result.reason)
-        self._open.close()
+        self._span.end()
 
 
 class WebhookClient:
@@ -201,8 +198,8 @@ class WebhookClient:
             if self._transport is not None:
                 self._transport.close()
 
-    def span(self, request: WebhookRequest) -> AbstractContextManager[Span]:
-        """The span of a hand-over."""
+    def span(self, request: WebhookRequest) -> Span:
+        """The span of a hand-over. The caller ends it."""
         return tracing.delivery(self._name, request.trace_ids)
 
     def pause_after(self, number: int, result: DeliveryResult, attempts: int | None) -> float | None:
@@ -221,8 +218,11 @@ class WebhookClient:
 
     def send_once(self, request: WebhookRequest) -> Exchange:
         """Send this request, without retries."""
-        with self.span(request) as span:
+        span = self.span(request)
+        try:
             return self.send(request, span)
+        finally:
+            span.end()
 
     def send(self, webhook: WebhookRequest, span: Span) -> Exchange:
         """Send this request once, in the span of its hand-over."""

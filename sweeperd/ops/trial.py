@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 from sweeperd.config import EndpointSettings, WebhooksSettings
 from sweeperd.document import CommandDocument, Count, Document, Seconds
 from sweeperd.outbox.announcements import NO_TENANT
-from sweeperd.outbox.event import Message, as_json
+from sweeperd.outbox.event import Message, encode_as
 from sweeperd.outbox.masking import Masker
 from sweeperd.outbox.request import webhook_request
 from sweeperd.store.shard import Shard
@@ -82,7 +82,7 @@ def _test_message(shard: str, endpoint: EndpointSettings, now_ms: int) -> Messag
     }
     fields = {"type": TEST_TYPE, "tenant": NO_TENANT, "at": str(now_ms), "data": json.dumps(data), "trace_id": trace_id}
     encoded = {name.encode(): value.encode() for name, value in fields.items()}
-    return Message(event_id, TEST_TYPE, trace_id, as_json(endpoint.format, shard, event_id, "", encoded))
+    return encode_as(endpoint.format, shard, event_id, "", encoded)
 
 
 def shown_url(endpoint: EndpointSettings) -> str:

@@ -31,7 +31,7 @@ BALANCES = b"balances"
 
 #: In the replay of a dead letter, the only endpoint to receive the event. Such an entry is not an expiry.
 ONLY_FOR = b"only_for"
-_as_json = json.JSONEncoder(separators=(",", ":")).encode
+_standard_json = json.JSONEncoder(separators=(",", ":")).encode
 #: Bytes that are not UTF-8, as `surrogateescape` decodes them.
 _INVALID = re.compile("[\udc80-\udcff]")
 #: The only ASCII character that the standard library escapes and orjson does not.
@@ -104,56 +104,61 @@ def message(origin: bytes, fields: Fields) -> Message:
 
 def encode(form: Format, shard: str, origin: bytes, sequence: str, fields: Fields) -> Message:
     """Like `message`, in this format and with the event's position in its stream."""
-    name = event_id(origin, fields)
-    return Message(name, event_type(fields), trace_id(fields), as_json(form, shard, name, sequence, fields), sequence)
+    return encode_as(form, shard, event_id(origin, fields), sequence, fields)
 
 
-def as_json(form: Format, shard: str, event_id: str, sequence: str, fields: Fields) -> bytes:
+def encode_as(form: Format, shard: str, event_id: str, sequence: str, fields: Fields) -> Message:
+    """Like `encode`, with this event id."""
+    kind, trace = event_type(fields), trace_id(fields)
+    event = _BUILDERS[form](shard, Message(event_id, kind, trace, b"", sequence), fields)
+    return Message(event_id, kind, trace, _as_json(event, plain=b"data" not in fields), sequence)
+
+
+def _as_json(event: dict[str, Any], *, plain: bool) -> bytes:
     """
-    Encode the body of an event as ASCII-only JSON.
+    Encode the body of an event as ASCII-only JSON. `plain`: it has no data of an operational event.
 
     orjson takes a twentieth of the standard library's time and encodes most bodies. The standard library takes over if
     orjson's bytes would differ: other characters, numbers beyond 64 bits, the data of operational events.
     """
-    event = _BUILDERS[form](shard, event_id, sequence, fields)
-    if b"data" not in fields:
+    if plain:
         try:
             body = orjson.dumps(event)
         except orjson.JSONEncodeError:
             body = _DELETE
         if body.isascii() and _DELETE not in body:
             return body
-    return _as_json(event).encode()
+    return _standard_json(event).encode()
 
 
-def _event(_shard: str, event_id: str, _sequence: str, fields: Fields) -> dict[str, Any]:
+def _event(_shard: str, event: Message, fields: Fields) -> dict[str, Any]:
     return _known(
         {
-            "event_id": event_id,
-            "event_type": event_type(fields),
-            "category": category(fields),
+            "event_id": event.event_id,
+            "event_type": event.event_type,
+            "category": event.event_type.partition(".")[0],
             "timestamp": _time(fields, b"expired_at") or _time(fields, b"at"),
             "tenant_id": _text(fields, b"tenant"),
             "scope": _text(fields, b"scope"),
             "actor": {"type": "system"},
             "source": "sweeperd",
             "data": _data(fields),
-            "trace_id": trace_id(fields) or None,
+            "trace_id": event.trace_id or None,
         }
     )
 
 
-def _cloud_event(shard: str, event_id: str, sequence: str, fields: Fields) -> dict[str, Any]:
+def _cloud_event(shard: str, event: Message, fields: Fields) -> dict[str, Any]:
     return _known(
         {
             "specversion": "1.0",
-            "id": event_id,
+            "id": event.event_id,
             "source": f"/sweeperd/{shard}",
-            "type": event_type(fields),
+            "type": event.event_type,
             "subject": _text(fields, b"id"),
             "time": _time(fields, b"expired_at") or _time(fields, b"at"),
             "datacontenttype": "application/json",
-            "sequence": sequence or None,  # None if the event is not in a stream
+            "sequence": event.sequence or None,  # None if the event is not in a stream
             "data": _known({"tenant_id": _text(fields, b"tenant")}) | _data(fields),
         }
     )

@@ -55,9 +55,11 @@ class Deliveries:
                 self.counter.inc()
             while left := turns.wait(begins):
                 self.stop.wait(left)
-            with turns.using():
-                self.times.cpu += cpu
-                self.times.now += seconds
+            turns.use(lambda: self._take(cpu, seconds))
+
+    def _take(self, cpu: float, seconds: float) -> None:
+        self.times.cpu += cpu
+        self.times.now += seconds
 
     @contextmanager
     def sweep(self) -> Iterator[None]:
@@ -161,12 +163,11 @@ def test_several_sweeps_at_once(deliveries: Deliveries) -> None:
 
 def test_what_fails_counts_as_well(deliveries: Deliveries) -> None:
     def fail() -> None:
-        with deliveries.cpu_turns.deliveries.using():
-            deliveries.times.cpu += 1.0
-            raise ValueError
+        deliveries.times.cpu += 1.0
+        raise ValueError
 
     with pytest.raises(ValueError):  # noqa: PT011
-        fail()
+        deliveries.cpu_turns.deliveries.use(fail)
     with deliveries.sweep():
         deliveries.deliver(2, cpu=0.0)
     assert sum(deliveries.times.waits) > 0.1

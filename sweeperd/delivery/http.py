@@ -87,13 +87,19 @@ OLDEST = 60.0
 _visible = re.compile("[!-~]*").fullmatch
 
 
-def tls_context(endpoint: EndpointSettings, bundle: str) -> ssl.SSLContext:
+def trusted_path() -> str:
+    """File or directory of the CAs that are trusted if an endpoint names no `ca`."""
+    named = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
+    return named or requests.utils.DEFAULT_CA_BUNDLE_PATH
+
+
+def tls_context(endpoint: EndpointSettings) -> ssl.SSLContext:
     """
-    The context of all connections to this endpoint. `bundle`: file or directory of the trusted CAs if the endpoint
-    names no `ca`. Raises OSError, ssl.SSLError if a file cannot be loaded any more.
+    The context of all connections to this endpoint, so files are read once. Raises OSError, ssl.SSLError if a file
+    cannot be loaded any more.
     """
     context = urllib3.util.ssl_.create_urllib3_context()
-    trusted = endpoint.ca.path if endpoint.ca else Path(bundle)
+    trusted = endpoint.ca.path if endpoint.ca else Path(trusted_path())
     if trusted.is_dir():
         context.load_verify_locations(capath=trusted)
     else:
@@ -409,7 +415,8 @@ def read_headers(lines: Iterable[bytes]) -> http.client.HTTPMessage:
 
 class _Exchange(threading.local):
     """
-    The exchange of the current thread. urllib3 chooses the connection by itself, so the deadline cannot be an argument.
+    The exchange of the current thread. http.client makes the response of a proxy by itself, so the deadline cannot be
+    an argument.
     """
 
     #: On the monotonic clock, seconds.
@@ -430,14 +437,14 @@ class _Response(BoundedResponse):
     deadline = staticmethod(lambda: _exchange.deadline)
 
 
-class _KeptResponse(_Response):
+class _PooledResponse(_Response):
     """
-    The response over a connection that was open before. `release_conn` gives the connection back to the pool, or closes
-    a connection that has more to say.
+    The response over a connection of a transport. `release_conn` gives the connection back, or closes a connection that
+    has more to say.
     """
 
-    def __init__(self, pool: Any, connection: Any) -> None:
-        self._pool, self._connection, self._whole = pool, connection, False
+    def __init__(self, connection: Any, give_back: Callable[[Any], None]) -> None:
+        self._connection, self._give_back, self._whole = connection, give_back, False
         super().__init__(connection.sock, method="POST")
 
     def close(self) -> None:
@@ -449,17 +456,19 @@ class _KeptResponse(_Response):
         """Call this once, after `close`."""
         if self.will_close or not self._whole:
             self._connection.close()
-        self._pool._put_conn(self._connection)
+        self._give_back(self._connection)
 
 
 class _Target(http.client.HTTPConnection):
-    """Renders the request line and `Host`, as http.client would send them to this place."""
+    """Renders the request line, `Host` and these headers, as http.client would send them over this connection."""
 
-    def __init__(self, connection: Any, path: str) -> None:
-        super().__init__(connection.host, connection.port)
+    def __init__(self, connection: Any, path: str, headers: Mapping[str, str]) -> None:
+        super().__init__(connection._tunnel_host or connection.host, connection._tunnel_port or connection.port)
         self.default_port = connection.default_port
         self.lines = b""
         self.putrequest("POST", path, skip_accept_encoding=True)
+        for header in headers.items():
+            self.putheader(*header)
         self.endheaders()
 
     def send(self, data: Any) -> None:
@@ -545,10 +554,21 @@ def bounded(kind: type) -> type:
     return kind if issubclass(kind, _Bounded) else type(f"Bounded{kind.__name__}", (_Bounded, kind), {})
 
 
+@dataclass(slots=True)
+class Request:
+    """One request of a transport: all headers but `Host`."""
+
+    headers: dict[str, str]
+    body: bytes
+
+
 class Transport:
     """
-    POSTs to one endpoint through requests' own adapter, over connections that stay open. `fixed`: the headers of each
-    request. Threads may share a transport. Everything that is the same for each request is computed once.
+    POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share a
+    transport. Everything that is the same for each request is computed once.
+
+    requests prepares the first request, and urllib3 makes the connections. Both would take more than half of the time
+    of each request to decide what is decided already, so a transport sends by itself.
 
     A transport follows no redirect, keeps no cookie and reads no netrc. If the endpoint names no proxy or CAs, the
     environment at the start names them.
@@ -565,158 +585,154 @@ class Transport:
         connect_timeout: float,
         read_timeout: float,
     ) -> None:
-        self._url = url = endpoint.url.get_secret_value()
-        self._fixed = dict(fixed)
-        self._timeout = urllib3.Timeout(connect=connect_timeout, read=read_timeout)
-        self._read_timeout, self._time_limit = read_timeout, connect_timeout + read_timeout
-        self._session = requests.Session()
-        proxy = endpoint.proxy and endpoint.proxy.get_secret_value()
-        self._environment = self._session.merge_environment_settings(
-            url, {"http": proxy, "https": proxy} if proxy else {}, stream=True, verify=None, cert=None
-        )
-        named = self._environment["verify"]
-        bundle = named if isinstance(named, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
-        self._adapter: Any = _Adapter(connections, lambda: tls_context(endpoint, bundle))
+        self._endpoint, self._fixed, self._connections = endpoint, fixed, connections
+        self._url = endpoint.url.get_secret_value()
+        self._connect_timeout, self._read_timeout = connect_timeout, read_timeout
+        self._time_limit = connect_timeout + read_timeout
+        #: Makes connections.
+        self._pool: Any = None
+        #: The open connections that no request uses.
+        self._idle: list[Any] = []
+        self._closed = False
         self._pattern: requests.PreparedRequest | None = None
         self._headers: dict[str, str] = {}
         self._first_lines = b""
 
-    def request(self, headers: dict[str, str], body: bytes) -> requests.PreparedRequest:
+    def request(self, headers: dict[str, str], body: bytes) -> Request:
         """
         A request with these headers and the fixed headers. If URL or headers cannot be sent, raises
         requests.RequestException, ValueError.
         """
-        if self._pattern is None:
-            pattern = self._session.prepare_request(
-                requests.Request("POST", self._url, headers=self._fixed, data=b"", auth=_url_auth(self._url))
-            )
-            # A plain dict is faster than requests' dict that ignores case, and a request adds only new names.
-            self._headers = dict(pattern.headers)
-            self._pattern = pattern
+        if not self._headers:
+            self._prepare()
         if not _visible("".join(headers.values())):
             for header in headers.items():
                 requests.utils.check_header_validity(header)
-        request = requests.PreparedRequest()
-        vars(request).update(vars(self._pattern))
-        request.headers = self._headers | headers | {"Content-Length": str(len(body))}  # type: ignore[assignment]
-        request.body = body
-        return request
+        # A plain dict is faster than requests' dict that ignores case, and a request adds only new names.
+        return Request(self._headers | headers | {"Content-Length": str(len(body))}, body)
 
-    def send(self, request: requests.PreparedRequest) -> Any:
+    def _prepare(self) -> requests.PreparedRequest:
+        """What requests would send, with user and password of the URL, but without cookies."""
+        if self._pattern is None:
+            pattern = requests.PreparedRequest()
+            pattern.prepare_method("POST")
+            pattern.prepare_url(self._url, None)
+            headers = requests.utils.default_headers()
+            headers.update(self._fixed)
+            pattern.prepare_headers(headers)
+            pattern.prepare_body(b"", None)
+            if any(auth := requests.utils.get_auth_from_url(self._url)):
+                pattern.prepare_auth(auth)
+            self._headers, self._pattern = dict(pattern.headers), pattern
+        return self._pattern
+
+    def send(self, request: Request) -> Any:
         """
         Send a request and wait for the headers of the response. The caller reads the body, closes the response and
         releases the connection. Raises requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError.
         """
         begin_exchange(self._time_limit)
-        connection = self._adapter.kept()
-        if connection is not None:
-            return self._send_over(connection, request)
-        return self._adapter.send(request, timeout=self._timeout, **self._environment)
-
-    def _send_over(self, connection: Any, request: requests.PreparedRequest) -> _KeptResponse:
-        """
-        The same over an open connection, and without urllib3 and requests: these take more than half of the time of a
-        request, to decide what is decided already.
-        """
-        response = None
+        connection, response = self._take(), None
         try:
+            if connection.sock is None:
+                self._open(connection)
             if not self._first_lines:
-                self._first_lines = _Target(connection, self._adapter.request_url()).lines
+                self._first_lines = self._render(connection)
             lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
-            body: Any = request.body
-            connection.send(b"".join([self._first_lines, lines.encode("latin-1"), b"\r\n", body]))
+            # A receiver may answer before it has read all, and close.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                connection.send(b"".join([self._first_lines, lines.encode("latin-1"), b"\r\n", request.body]))
             if connection.sock.gettimeout() != self._read_timeout:
                 connection.sock.settimeout(self._read_timeout)
-            begun = _KeptResponse(self._adapter.pool, connection)
+            begun = _PooledResponse(connection, self._give_back)
             begun.begin()
             response = begun
-        except (OSError, http.client.HTTPException) as error:
-            raise requests.ConnectionError(error) from error
+        except (OSError, http.client.HTTPException, urllib3.exceptions.HTTPError) as error:
+            at_proxy = connection.proxy and (
+                isinstance(error, ConnectionError) or not connection.has_connected_to_proxy
+            )
+            raise (requests.exceptions.ProxyError if at_proxy else requests.ConnectionError)(error) from error
         finally:
             if response is None:
                 connection.close()
-                self._adapter.pool._put_conn(connection)
         return response
+
+    def _take(self) -> Any:
+        """A connection that no other request uses. If it is not open, its `sock` is None."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            if self._pool is None:
+                self._pool = self._new_pool()
+            return self._pool._new_conn()
+        if not connection.is_connected:
+            connection.close()
+        return connection
+
+    def _give_back(self, connection: Any) -> None:
+        if self._closed or len(self._idle) >= self._connections:
+            connection.close()
+        elif connection.sock is not None:
+            self._idle.append(connection)
+
+    def _new_pool(self) -> Any:
+        proxy, pattern, options = self.proxy, self._prepare(), dict[str, Any]()
+        url = pattern.url or ""
+        if url.startswith("https:"):
+            options = {"ssl_context": tls_context(self._endpoint), "cert_reqs": "CERT_REQUIRED"}
+        if proxy is None:
+            pool: Any = urllib3.connection_from_url(url, **options)
+        else:
+            adapter = requests.adapters.HTTPAdapter()
+            host, of_the_proxy = adapter.build_connection_pool_key_attributes(pattern, trusted_path())
+            pool = adapter.proxy_manager_for(proxy.url).connection_from_host(
+                **host, pool_kwargs=options or of_the_proxy
+            )
+        pool.ConnectionCls = bounded(pool.ConnectionCls)
+        return pool
+
+    def _open(self, connection: Any) -> None:
+        connection.timeout = self._connect_timeout
+        if self._pool.proxy is not None and self._url.lower().startswith("https:"):
+            self._pool._prepare_proxy(connection)  # connects, and asks for a tunnel
+        else:
+            connection.connect()
+
+    def _render(self, connection: Any) -> bytes:
+        """The first lines of each request. A proxy that forwards gets the whole URL, and headers of its own."""
+        pattern = self._prepare()
+        if self._pool.proxy is not None and not connection._tunnel_host:
+            return _Target(connection, requests.utils.urldefragauth(pattern.url or ""), self._pool.proxy_headers).lines
+        return _Target(connection, f"/{pattern.path_url.lstrip('/')}", {}).lines
 
     @property
     def proxy(self) -> urllib3.util.Url | None:
         """The proxy of each request: of the endpoint, or of the environment. Raises UnusableProxy."""
-        return _parsed_proxy(requests.utils.select_proxy(self._url, self._environment["proxies"]))
+        named = self._endpoint.proxy
+        return _parsed_proxy(named.get_secret_value() if named else _environment_proxy(self._url))
 
     def connect(self) -> Any:
         """An open connection, made as for a request, but nothing is sent. Raises as `send`; the caller closes it."""
         begin_exchange(self._time_limit)
-        pool = self._adapter.get_connection_with_tls_context(
-            self.request({}, b""), verify=True, proxies=self._environment["proxies"]
-        )
-        connection = pool._new_conn()
-        connection.timeout = self._timeout.connect_timeout
+        connection = self._take()
         try:
-            if pool.proxy is not None and pool.scheme == "https":
-                pool._prepare_proxy(connection)
-            else:
-                connection.connect()
+            self._open(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
     def close(self) -> None:
-        self._adapter.close()
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()
 
 
-class _Adapter(requests.adapters.HTTPAdapter):
-    """
-    requests' adapter for a single URL. Only methods documented for overriding are overridden.
-
-    All connections share a TLS context, so certificate files are read once, not for each connection.
-    """
-
-    def __init__(self, connections: int, tls: Callable[[], ssl.SSLContext]) -> None:
-        super().__init__(pool_connections=1, pool_maxsize=connections, max_retries=0)
-        self._tls = tls
-        self.pool: Any = None
-        self._target = ""
-
-    def kept(self) -> Any:
-        """An open connection without an HTTP proxy, taken out of the pool; None if there is none."""
-        if self.pool is None or self.pool.proxy is not None:
-            return None
-        connection = self.pool._get_conn()
-        if connection.sock is not None:
-            return connection
-        self.pool._put_conn(connection)
+def _environment_proxy(url: str) -> str | None:
+    """The proxy that the environment names for this URL. To have requests look for one takes much longer."""
+    if "_proxy\n" not in "\n".join([*os.environ, ""]).lower():
         return None
-
-    def get_connection_with_tls_context(self, request: Any, verify: Any, proxies: Any = None, cert: Any = None) -> Any:
-        if self.pool is None:
-            _parsed_proxy(requests.utils.select_proxy(request.url, proxies))
-            pool: Any = super().get_connection_with_tls_context(request, verify, proxies=proxies, cert=cert)
-            pool.ConnectionCls = bounded(pool.ConnectionCls)
-            self._target = super().request_url(request, proxies)
-            self.pool = pool
-        return self.pool
-
-    def build_connection_pool_key_attributes(self, request: Any, verify: Any, cert: Any = None) -> Any:
-        host, options = super().build_connection_pool_key_attributes(request, verify, cert)
-        if host["scheme"] == "https":
-            options = {"ssl_context": self._tls(), "cert_reqs": "CERT_REQUIRED"}
-        return host, options
-
-    def close(self) -> None:
-        """Close the connections now: requests only forgets the pool, and the pool closes when collected."""
-        if self.pool is not None:
-            self.pool.close()
-
-    def cert_verify(self, *_: Any) -> None:
-        """Nothing: the TLS context verifies."""
-
-    def request_url(self, *_: Any) -> str:
-        return self._target
-
-    def build_response(self, _request: Any, response: Any) -> Any:
-        """urllib3's own response, without requests' wrapper."""
-        return response
+    return requests.utils.select_proxy(url, requests.utils.get_environ_proxies(url, None))
 
 
 def _parsed_proxy(proxy: str | None) -> urllib3.util.Url | None:
@@ -736,12 +752,3 @@ def _parsed_proxy(proxy: str | None) -> urllib3.util.Url | None:
     if parsed.scheme in _SOCKS and importlib.util.find_spec("socks") is None:
         raise UnusableProxy(f"{where} cannot be used: it needs the package PySocks")
     return parsed
-
-
-def _url_auth(url: str) -> Any:
-    """
-    User and password of the URL; if there are none, a function that adds nothing. Without any `auth`, requests would
-    read ~/.netrc and overwrite the Authorization header of an endpoint.
-    """
-    user, password = requests.utils.get_auth_from_url(url)
-    return (user, password) if user or password else lambda request: request

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import requests
 import urllib3
 import urllib3.connection
 
@@ -315,8 +316,8 @@ def whole_request(connection: socket.socket) -> bytes:
     [("", {}), ("/other/%C3%A9?a=b%20c", {"headers": {"X-Own": "two words"}}), ("", {"secrets": ["s" * 24, "t" * 24]})],
     ids=["plain", "a query", "two secrets"],
 )
-def test_a_request_over_a_kept_connection_has_the_same_bytes(path: str, endpoint: dict[str, Any]) -> None:
-    """Only what is made anew for each attempt differs. The first one goes through urllib3, the others do not."""
+def test_each_request_has_the_bytes_that_requests_would_send(path: str, endpoint: dict[str, Any]) -> None:
+    """Over a kept connection, only what is made anew for each attempt differs."""
     came: list[bytes] = []
 
     def serve(connection: socket.socket) -> None:
@@ -325,12 +326,35 @@ def test_a_request_over_a_kept_connection_has_the_same_bytes(path: str, endpoint
             connection.sendall(OK + NO_BODY)
 
     with listening(serve) as url:
-        sender = Sender(url.replace("http://", "http://user:pass@") + path, **endpoint)
+        whole = url.replace("http://", "http://user:pass@") + path
+        sender = Sender(whole, **endpoint)
         assert all(sender.once().delivered for _ in range(3))
+        head, _, body = came[0].partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[2:])
+        requests.post(whole, data=body, headers=headers, timeout=SOON)
+        assert came.pop() == came[0]
     anew = (b"traceparent", b"webhook-signature", b"webhook-timestamp")
     first, *others = [[line for line in one.split(b"\r\n") if not line.startswith(anew)] for one in came]
     assert others == [first, first]
     assert sum(line.lower().startswith(b"host:") for line in first) == 1
+
+
+@pytest.mark.parametrize("before", [[], [OK + NO_BODY]], ids=["new", "kept"])
+def test_a_receiver_may_answer_before_it_has_read_all_and_close(before: list[bytes]) -> None:
+    large = MESSAGE._replace(body=b"[" + b"1," * 10_000_000 + b"1]")
+
+    def serve(connection: socket.socket) -> None:
+        for answer in before:
+            whole_request(connection)
+            connection.sendall(answer)
+        connection.recv(1)
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\nConnection: close\r\n\r\n")
+        connection.close()
+
+    with listening(serve) as url:
+        sender = Sender(url)
+        assert all(sender.once().delivered for _ in before)
+        assert sender.deliver(large, attempts=1).reason == "HTTP 413"
 
 
 def test_a_connection_with_more_to_say_is_not_used_again() -> None:

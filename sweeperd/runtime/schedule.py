@@ -33,7 +33,9 @@ next state and an action. The thread carries the action out: it polls Redis, or 
 The process that noted the last tick leads, and polls every `precision`. A follower polls once a second. A process that
 stands by polls like a leader for a second, in case the lease is held for a short tick, and then once a second. A full
 tick that becomes due during another tick follows it at once. A follower that takes over has a full tick, because only
-the last leader knew when graces end.
+the last leader knew when graces end. If it decided nothing but entries in grace, the tick may not be noted. So until
+another note appears, the follower goes on from its own tick, not from the older note. A newer note means that another
+process has decided the graces that had ended by its tick.
 """
 
 import logging
@@ -275,8 +277,7 @@ def _completed(state: State, message: Complete, at: Moment, rules: Rules) -> Sta
         others_note_ms=None if message.noted else state.others_note_ms,
         seen_ms=message.seen_ms,
         head_ms=math.inf,
-        # The tick has decided what had ended by then.
-        grace_end_ms=message.grace_end_ms if message.grace_end_ms > message.seen_ms else math.inf,
+        grace_end_ms=message.grace_end_ms,
         # The first poll comes a precision after the order, however short the tick was.
         poll_at=ordered_at + (rules.precision or 0.0),
         stood_by_since=state.stood_by_since if message.alone else None,
@@ -291,10 +292,11 @@ def _polled(state: State, message: Polled, at: Moment, rules: Rules) -> tuple[St
     if message.head_ms is not None:
         state = replace(state, head_ms=message.head_ms)
     if message.note is not None:
-        leads = message.note.ours
-        state = replace(state, read_at=at.now, others_note_ms=None if leads else message.note.at_ms)
-        if not leads:
-            state = replace(state, seen_ms=message.note.seen_ms)
+        note, leads = message.note, message.note.ours
+        if not leads and (note.seen_ms is None or note.at_ms != state.others_note_ms):
+            over = state.grace_end_ms <= (note.seen_ms or 0)
+            state = replace(state, seen_ms=note.seen_ms, grace_end_ms=math.inf if over else state.grace_end_ms)
+        state = replace(state, read_at=at.now, others_note_ms=None if leads else note.at_ms)
         if state.seen_ms is None:
             return _enter(state, Phase.BLIND, at, rules), None
     late_ms = at.server_ms - state.ends_ms

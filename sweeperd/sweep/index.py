@@ -332,6 +332,8 @@ class IndexReader:
         self.ended = idle
         self._until = now_ms
         self._position = self._cursor.start(now_ms)
+        if self._ends is not None and self._position == START:
+            self._ends.take(now_ms, ENDS)  # the tick decides all of them
         if self._cache is not None and self._cache.start():
             self._scans = True
 

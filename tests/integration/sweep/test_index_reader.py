@@ -8,7 +8,7 @@ import pytest
 
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
-from sweeperd.sweep.index import SCANS, SKIPS, IndexPage, IndexReader
+from sweeperd.sweep.index import SCANS, SKIPS, GraceEnds, IndexEntry, IndexPage, IndexReader
 from tests.support.builders import reservations_kind
 from tests.support.harness import server_time
 
@@ -190,3 +190,20 @@ def test_a_grace_whose_end_the_script_told_starts_at_the_front_again(index: Inde
     index.reader.stop()
     index.start(now=HOUR // 2 + 1)
     assert index.next().entries[0].id == first.entries[0].id
+
+
+def test_a_tick_over_the_whole_index_forgets_the_graces_that_have_ended(index: Index, shard: Shard) -> None:
+    """Only that of such a tick reaches all their entries; and a grace that ends later is the first one then."""
+    ends = GraceEnds()
+    for name, end in ((b"soon", 10_000), (b"later", 30_000), (b"last", HOUR)):
+        ends.add(IndexEntry(name, b"1"), index.first + end)
+    index.reader = IndexReader(shard, reservations_kind(shard.keys), SCANNED, ends)
+    index.fill(range(2 * SCANNED))
+    index.start(now=10_000)
+    assert ends.first == index.first + 30_000
+    index.next()
+    index.reader.stop()
+    index.tick(now=40_000)
+    assert ends.first == index.first + 30_000, "the tick went on from the middle"
+    index.tick(now=40_000)
+    assert ends.first == index.first + HOUR

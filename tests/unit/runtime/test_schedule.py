@@ -193,10 +193,28 @@ def test_a_tick_is_complete_and_it_is_unknown_who_leads() -> None:
     assert step(later.state, Polled(LATER, OURS)).state.phase is Phase.LEADING
 
 
-def test_a_grace_that_ended_before_a_complete_tick_calls_for_no_other() -> None:
-    """Its entry may be gone without a trace, after a flush for example."""
-    done = step(ticking(FULL, led=True), Complete(SEEN + 5, SEEN + 5, noted=False))
-    assert done.state.grace_end_ms == math.inf
+def test_a_follower_goes_on_from_its_own_full_tick_while_the_note_is_the_same() -> None:
+    """An entry in grace stays overdue, and a tick over nothing else is seldom noted."""
+    ordered = step(state(Phase.SUSPECTING, poll_at=math.inf), Polled(LONG_DUE, THEIRS)).state
+    seen = int(LONG_DUE) + 1
+    done = step(ordered, Complete(seen, LATER, noted=False)).state
+    same = step(done, Polled(math.inf, THEIRS)).state
+    assert (same.phase, same.seen_ms, same.grace_end_ms) == (Phase.FOLLOWING, seen, LATER)
+    newer = step(same, Polled(math.inf, Note(False, SEEN + 2, SEEN + 1))).state
+    assert (newer.seen_ms, newer.grace_end_ms) == (SEEN + 1, LATER)
+    assert step(same, Polled(math.inf, Note(False, SEEN + 1, None))).state.phase is Phase.BLIND
+
+
+@pytest.mark.parametrize(("decided", "wanted"), [(0, Phase.FOLLOWING), (-1, Phase.SUSPECTING)])
+def test_a_grace_that_a_later_tick_of_another_has_decided_is_over(decided: int, wanted: Phase) -> None:
+    before = state(Phase.FOLLOWING, poll_at=math.inf, grace_end_ms=LONG_DUE)
+    note = Note(False, int(SERVER), int(LONG_DUE) + decided)
+    assert step(before, Polled(math.inf, note)).state.phase is wanted
+
+
+def test_graces_that_did_not_fit_into_a_tick_are_for_the_next_one() -> None:
+    done = step(ticking(WOKEN, led=True), Complete(SEEN + 5, SEEN + 5, noted=True))
+    assert step(done.state, now=done.wake_at).action == Tick(SEEN + 5, briefly=True)
 
 
 def test_another_process_holds_the_lease() -> None:

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import re
+import select
 import socket
 import ssl
 import threading
@@ -273,7 +274,6 @@ class BoundedReader(io.RawIOBase):
 
     def __init__(self, sock: Any, deadline: float) -> None:
         self._sock = sock
-        self._raw = sock.makefile("rb", buffering=0)
         self._deadline = min(deadline, time.monotonic() + (sock.gettimeout() or math.inf))
         #: How many bytes may still come, and the text of the error if more come.
         self._left = HEAD_LIMIT
@@ -291,17 +291,13 @@ class BoundedReader(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int | None:
+    def readinto(self, buffer: Any) -> int:
         limit_wait(self._sock, seconds_left(self._deadline))
-        count: int | None = self._raw.readinto(buffer)
-        self._left -= count or 0
+        count: int = self._sock.recv_into(buffer)
+        self._left -= count
         if self._left < 0:
             raise OSError(errno.EMSGSIZE, self.too_long)
         return count
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
 
 
 def seconds_left(deadline: float, clock: Callable[[], float] = time.monotonic) -> float:
@@ -444,8 +440,13 @@ class _PooledResponse(_Response):
     """
 
     def __init__(self, connection: Any, give_back: Callable[[Any], None]) -> None:
-        self._connection, self._give_back, self._whole = connection, give_back, False
+        self._connection, self._give_back, self._whole = connection, give_back, True
         super().__init__(connection.sock, method="POST")
+
+    @property
+    def closed(self) -> bool:  # type: ignore[override]
+        """Nothing is left to be read."""
+        return self.fp is None
 
     def close(self) -> None:
         """Close the response. If the body was not read to the end, nothing else can come over the connection."""
@@ -453,7 +454,7 @@ class _PooledResponse(_Response):
         super().close()
 
     def release_conn(self) -> None:
-        """Call this once, after `close`."""
+        """Call this once, when the response is closed."""
         if self.will_close or not self._whole:
             self._connection.close()
         self._give_back(self._connection)
@@ -489,6 +490,8 @@ class _Bounded:
     #: Monotonic.
     opened_at = -math.inf
     _connect_by = math.inf
+    #: To ask whether the receiver has closed the open connection, or sent what no request asked for.
+    _unread: Any
 
     def connect(self) -> None:
         now = time.monotonic()
@@ -501,6 +504,8 @@ class _Bounded:
         except TimeoutError as error:
             raise OutOfTime("TLS: no handshake in time") from error
         self.opened_at = time.monotonic()
+        self._unread = select.poll()
+        self._unread.register(self.sock, select.POLLIN)
 
     def _new_conn(self) -> socket.socket:
         if hasattr(self, "_socks_options"):  # PySocks connects
@@ -520,7 +525,8 @@ class _Bounded:
     @property
     def is_connected(self) -> bool:
         """Whether to use the connection again. If not, the pool closes the connection and opens another."""
-        return time.monotonic() - self.opened_at < OLDEST and super().is_connected  # type: ignore[misc]
+        open_ = self.sock is not None and time.monotonic() - self.opened_at < OLDEST
+        return open_ and not self._unread.poll(0)
 
     def send(self, data: Any) -> None:
         if self.sock is None:
@@ -532,9 +538,11 @@ class _Bounded:
                 left = left[self.sock.send(left) :]
         except TimeoutError as error:
             raise OutOfTime("the request was not sent in time") from error
-        except (ssl.SSLEOFError, ConnectionError):
+        except ssl.SSLEOFError:
             _raise_alert(self.sock)
             raise
+        except ConnectionError:
+            pass  # a receiver may answer before it has read all, and close; an alert is read like an answer
 
 
 def _raise_alert(sock: Any) -> None:
@@ -639,9 +647,7 @@ class Transport:
             if not self._first_lines:
                 self._first_lines = self._render(connection)
             lines = "".join([f"{name}: {value}\r\n" for name, value in request.headers.items()])
-            # A receiver may answer before it has read all, and close.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                connection.send(b"".join([self._first_lines, lines.encode("latin-1"), b"\r\n", request.body]))
+            connection.send(b"".join([self._first_lines, lines.encode("latin-1"), b"\r\n", request.body]))
             if connection.sock.gettimeout() != self._read_timeout:
                 connection.sock.settimeout(self._read_timeout)
             begun = _PooledResponse(connection, self._give_back)

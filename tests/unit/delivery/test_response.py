@@ -30,10 +30,11 @@ class Wire:
     """In place of a socket: these bytes."""
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self._data = io.BufferedReader(io.BytesIO(data))
+        self.recv_into = self._data.readinto
 
     def makefile(self, *_: Any, **__: Any) -> io.BufferedIOBase:
-        return io.BufferedReader(io.BytesIO(self._data))
+        return self._data
 
     def gettimeout(self) -> float:
         return 5.0

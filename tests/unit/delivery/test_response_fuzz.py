@@ -42,6 +42,8 @@ class Wire(io.RawIOBase):
         self.waited = True
         raise TimeoutError
 
+    recv_into = readinto
+
     def makefile(self, _mode: str, buffering: int = -1) -> Any:
         return io.BufferedReader(self) if buffering else self
 

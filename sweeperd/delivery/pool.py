@@ -88,9 +88,10 @@ class Pool:
             self._changed.notify_all()
 
     def tend(self) -> None:
-        """Call this after a lane has stopped, and every second or so: if the system gave no thread, try again."""
+        """Call this after a lane has stopped, and every second or so: if there was no thread, try again."""
         with self._changed:
             self._place_stopped()
+            self._waking = False  # the thread may have died
             if self._round or self._later:
                 self._pass_on(self._clock())
 
@@ -119,7 +120,7 @@ class Pool:
     def threads(self) -> list[threading.Thread]:
         """The threads that have not ended."""
         with self._changed:
-            return list(self._threads)
+            return [thread for thread in self._threads if thread.is_alive()]
 
     def run(self) -> None:
         """The work of each thread."""
@@ -188,7 +189,7 @@ class Pool:
             self._in_flight[work] = None
             self._busy.add(lane)
         self._place(lane, now)
-        if self._round:
+        if self._round or self._later:
             self._pass_on(now)
         return lane, batch
 

@@ -65,9 +65,15 @@ class World:
     def __init__(self, concurrency: int) -> None:
         self.settled, self.sent = Settled(), list[str]()
         settler: Any = self.settled
-        self.pool = Pool("test", concurrency, settler, Timing())
+        #: How often the pool has looked at the clock: each thread does when it wakes up.
+        self.looks = 0
+        self.pool = Pool("test", concurrency, settler, Timing(clock=self._clock))
         self._number = 0
         self.lanes: list[Any] = []
+
+    def _clock(self) -> float:
+        self.looks += 1
+        return time.monotonic()
 
     def lane(self, name: str, batch: int = 1, requests: int | None = None) -> Any:
         lane: Any = Lane.__new__(Lane)
@@ -228,6 +234,48 @@ def test_a_system_without_threads_is_tried_again(
         world.put(lane)
         assert "no more threads send" in caplog.messages
     world.pool.tend()
+    eventually(lambda: len(world.settled.ids) == 1)
+
+
+def test_a_sender_that_dies_at_once_is_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "run", lambda _: None)
+        world.put(world.lane("waiting"))
+        eventually(lambda: not world.pool.threads)
+    world.pool.tend()
+    eventually(lambda: len(world.settled.ids) == 1)
+
+
+def test_idle_senders_are_woken_for_what_they_can_do(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for a batch, and one of them when a wait is over."""
+    monkeypatch.setattr(pool, "IDLE", 3600.0)
+    lane = hold(world, "lane")
+    world.put(lane, 4)
+    eventually(lambda: lane.sender.in_flight == 4)
+    lane.sender.answered.set()
+    eventually(lambda: not lane.works)
+    threads = set(world.pool.threads)
+    world.looks = 0
+    for number in range(20):
+        world.put(lane)
+        eventually(lambda number=number: len(world.settled.ids) == 5 + number)
+    assert world.looks <= 3 * 20, "as the event is put, as one wakes up for it, and when it has sent it"
+    eventually(lambda: not lane.works)
+    world.looks = 0
+    lane.sender.waits = [0.01] * 20
+    world.put(lane)
+    eventually(lambda: len(world.settled.ids) == 25)
+    assert world.looks <= 1 + 2 * 21 + 5, "as the wait is over, and when it is known how long the next one is"
+    assert set(world.pool.threads) == threads
+
+
+def test_what_waits_is_sent_although_the_thread_that_would_look_has_another_batch(world: World) -> None:
+    waiting, hanging = world.lane("waiting"), hold(world, "hanging")
+    waiting.sender.waits = [0.3]
+    world.put(waiting)
+    eventually(lambda: waiting in world.pool.held_up)
+    world.put(hanging)
+    eventually(lambda: hanging.sender.in_flight == 1)
     eventually(lambda: len(world.settled.ids) == 1)
 
 

@@ -21,7 +21,7 @@ from sweeperd.store.keys import Keys
 from sweeperd.store.memory import ServerMemory
 from sweeperd.store.scripts import Command, accepted, micros_of, run_commands, server_clock
 
-#: Connections for everything except deliveries: sweeps, leases, maintenance, walks, the status page.
+#: Connections for everything except senders: sweeps, leases, reader, maintenance, walks, the status page.
 SPARE_CONNECTIONS = 20
 
 
@@ -217,8 +217,8 @@ def files_needed(settings: Settings) -> int:
 
 def _connections(settings: Settings) -> int:
     """
-    The most connections of one client: of `concurrency` senders, the few threads of a shard and the periodic tasks. A
-    slow request does not count as one of `concurrency`, so each endpoint may have more senders.
+    The most connections of one client. A sender needs one only while it saves the state of its endpoint or relays. If
+    all endpoints rest at once, these are `concurrency` senders, and about one for each endpoint that answers slowly.
     """
     webhooks = settings.webhooks
-    return webhooks.concurrency + 6 * len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS
+    return webhooks.concurrency + len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

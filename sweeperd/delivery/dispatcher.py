@@ -233,8 +233,10 @@ class Dispatcher:
     def maintain(self) -> None:
         """
         Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
-        RedisUnavailable.
+        RedisUnavailable. Connections that receivers have closed are closed here too.
         """
+        for lane in self.lanes:
+            lane.sender.tidy()
         self.keep_groups()
         with self._shard.reaching():
             groups = [*self._lanes, *self._replays.groups()]

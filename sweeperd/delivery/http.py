@@ -728,6 +728,15 @@ class Transport:
             raise
         return connection
 
+    def tidy(self) -> None:
+        """Close the idle connections that are too old, or that the receiver has closed. Call this every few seconds."""
+        with contextlib.suppress(IndexError):
+            for _ in range(len(self._idle)):
+                connection = self._idle.pop(0)
+                if not connection.is_connected:
+                    connection.close()
+                self._give_back(connection)
+
     def close(self) -> None:
         self._closed = True
         while self._idle:

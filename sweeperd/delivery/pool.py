@@ -33,7 +33,8 @@ class Pool:
     """
     The lanes with a batch that may be sent take turns, a batch each. `concurrency` requests are in flight, each lane's
     part of them while others wait. A slow request does not count for lanes below their part, and a lane with no other
-    ones does not lessen the parts of others, so a receiver that hangs delays nobody. Each thread that takes a batch
+    ones does not lessen the parts of others, so a receiver that hangs delays nobody: at most twice `concurrency`
+    requests are in flight, and one more of each lane. Each thread that takes a batch
     makes sure that another one takes the next.
 
     What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
@@ -231,8 +232,11 @@ class Pool:
     def _parts(self, now: float) -> tuple[int, int]:
         """
         How many requests are the part of a lane whose requests are all slow, and of any other one: of the lanes in the
-        round, and those with requests in flight.
+        round, and those with requests in flight. When requests that hang hold twice `concurrency`, each lane's part is
+        a single one.
         """
+        if len(self._in_flight) >= 2 * self._concurrency:
+            return 1, 1
         lanes = len(self._round) + sum(not lane.in_round for lane in self._busy)
         quick = lanes - len(self._slow(now))
         return -(-self._concurrency // max(1, lanes)), -(-self._concurrency // max(1, quick))

@@ -109,6 +109,9 @@ class Sender(abc.ABC):
             alone = self._lane.limits.events > 1
             return Sent(self._nack([entry._replace(alone=alone) for entry in batch.entries], "it cannot be sent"))
 
+    def tidy(self) -> None:  # noqa: B027 - the relay has nothing to tidy
+        """Close the connections that no request will use again."""
+
     @abc.abstractmethod
     def close(self) -> None:
         """Close the connections."""
@@ -147,6 +150,9 @@ class BatchSender(Sender):
         super().__init__(lane, pace)
         self._client = client
         self._encode = encode
+
+    def tidy(self) -> None:
+        self._client.tidy()
 
     def close(self) -> None:
         self._client.close()

@@ -12,7 +12,6 @@ import hmac
 import http.client
 import json
 import random
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -183,20 +182,19 @@ class WebhookClient:
         self._masker = Masker(endpoint)
         #: Of one exchange, seconds.
         self._time_limit = connect_timeout + timeout
-        self._connecting = threading.Lock()
-        self._connect = functools.partial(Transport, endpoint, headers, connections, connect_timeout, timeout)
-        #: Made at the first request: two thirds of the time to make a lane.
-        self._transport: Transport | None = None
+        self._transport = Transport(endpoint, headers, connections, connect_timeout, timeout)
 
     def hand_over(self, request: WebhookRequest, attempts: int | None = None) -> HandOver:
         """A hand-over of this request, with `attempts` requests at most; by default as many as the settings say."""
         return HandOver(self, request, attempts)
 
+    def tidy(self) -> None:
+        """Close the idle connections that no request will use again."""
+        self._transport.tidy()
+
     def close(self) -> None:
         """Close the connections."""
-        with self._connecting:
-            if self._transport is not None:
-                self._transport.close()
+        self._transport.close()
 
     def span(self, request: WebhookRequest) -> Span:
         """The span of a hand-over. The caller ends it."""
@@ -233,10 +231,9 @@ class WebhookClient:
         started = time.monotonic()
         progress.allow(self._time_limit)
         try:
-            transport = self._transport or self._connected()
-            request = transport.request(headers, webhook.body)
+            request = self._transport.request(headers, webhook.body)
             headers = dict(request.headers)
-            response = transport.send(request)
+            response = self._transport.send(request)
         except (requests.RequestException, urllib3.exceptions.HTTPError, OSError, ValueError) as error:
             mask = functools.partial(self._masker.text, sent=headers)
             result = failed(error, time.monotonic() - started, self._clock.now_ms(), mask)
@@ -256,12 +253,6 @@ class WebhookClient:
         if webhook.trace_id:
             headers["traceparent"] = traceparent or f"00-{webhook.trace_id}-{random.getrandbits(64) or 1:016x}-01"
         return headers | self._signer.headers(webhook.webhook_id, timestamp, webhook.body)
-
-    def _connected(self) -> Transport:
-        with self._connecting:
-            if self._transport is None:
-                self._transport = self._connect()
-            return self._transport
 
 
 def _read_some(response: Any) -> bytes:

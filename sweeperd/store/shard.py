@@ -211,14 +211,14 @@ def files_needed(settings: Settings) -> int:
     """The most files, including sockets, that a daemon with these settings has open at the same time."""
     webhooks = settings.webhooks
     # Each endpoint of a shard keeps a connection open between requests. The HTTP server and Python need the rest.
-    of_shard = _connections(settings) + webhooks.concurrency + len(webhooks.endpoints)
+    of_shard = _connections(settings) + 2 * webhooks.concurrency + len(webhooks.endpoints)
     return len(settings.all_shards) * of_shard + 200
 
 
 def _connections(settings: Settings) -> int:
     """
     The most connections of one client. A sender needs one only while it saves the state of its endpoint or relays. If
-    all endpoints rest at once, these are `concurrency` senders, and about one for each endpoint that answers slowly.
+    all endpoints rest at once, these are as many senders as the pool allows.
     """
     webhooks = settings.webhooks
-    return webhooks.concurrency + len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS
+    return 2 * webhooks.concurrency + len(webhooks.endpoints) + 2 * len(settings.kinds) + SPARE_CONNECTIONS

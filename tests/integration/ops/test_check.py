@@ -88,7 +88,7 @@ def configured(client: redis.Redis, **options: Any) -> Iterator[None]:
     [
         (1, (64, 1024), OK),
         (400, (64, 1024), WARNING),
-        (400, (64, 2048), OK),
+        (400, (64, 4096), OK),
         (400, (1024, resource.RLIM_INFINITY), OK),
     ],
 )

@@ -172,6 +172,20 @@ def test_many_that_hang_keep_no_lane_from_its_first_request(world: World) -> Non
     eventually(lambda: len(world.settled.ids) == 3)
 
 
+def test_lanes_that_hang_one_after_another_hold_a_bounded_number_of_requests(world: World) -> None:
+    """Each has the whole of `concurrency` to itself when it begins to hang. Whoever comes last still gets a request."""
+    lanes = [hold(world, str(number)) for number in range(8)]
+    for number, lane in enumerate(lanes, 1):
+        world.put(lane, 50)
+        eventually(lambda: lane.sender.in_flight >= (4 if number <= 2 else 1))  # noqa: B023 - called at once
+        time.sleep(2 * pool.LEAST_SLOW)
+    in_flight = [lane.sender.in_flight for lane in lanes]
+    assert sum(in_flight) <= 2 * 4 + len(lanes), in_flight
+    other = world.lane("other")
+    world.put(other, 20)
+    eventually(lambda: len(world.settled.ids) == 20)
+
+
 def test_the_relay_has_requests_of_its_own(world: World) -> None:
     busy = hold(world, "busy")
     world.put(busy, 50)

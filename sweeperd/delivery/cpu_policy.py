@@ -6,12 +6,15 @@ import threading
 
 
 class _Current(threading.local):
-    """The rule of the current thread; None: as it started."""
+    """The rule of the current thread; None: that of the thread which started it."""
 
     batch: bool | None = None
 
 
 _current = _Current()
+
+#: The rule of the process.
+_USUAL = os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None
 
 
 def follow(*, batch: bool) -> None:
@@ -23,8 +26,8 @@ def follow(*, batch: bool) -> None:
     1.9 without. Threads of batches wake up thousands of times a second and would interrupt Redis and the sweep, which
     bring the next events. If the system has no such rule or refuses it, nothing changes.
     """
-    if _current.batch == batch or (_current.batch is None and not batch):
+    if _current.batch == batch or _USUAL is None:
         return
     _current.batch = batch
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setscheduler(0, os.SCHED_BATCH if batch else _USUAL, os.sched_param(0))

@@ -114,7 +114,6 @@ class Reader:
         try:
             while not stop.is_set():
                 progress.step()
-                self._wake.clear()
                 try:
                     with self._shard.reaching():
                         did, pause = self.round()
@@ -148,6 +147,7 @@ class Reader:
                     continue
                 if pause > 0:
                     self._wake.wait(pause)
+                self._wake.clear()  # before the look at the stop and at what has changed
         finally:
             self._end()
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -122,6 +123,12 @@ def budget(client: redis.Redis, scope: str = SCOPES[0], prefix: str = "") -> tup
     """(reserved, remaining) of a budget."""
     values: Any = client.hmget(f"{prefix}budget:{scope}:TOKENS", "reserved", "remaining")
     return int(values[0]), int(values[1])
+
+
+def waits(thread: threading.Thread) -> bool:
+    """Whether it waits for a condition or an event at this moment."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) == (threading.__file__, "wait")
 
 
 def eventually(condition: Callable[..., Any], limit: float = 20.0, pause: float = 0.1) -> Any:

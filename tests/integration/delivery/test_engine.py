@@ -1,19 +1,22 @@
 """The few threads that deliver to all endpoints of a shard: their number, their fairness, and what a reload keeps."""
 
+import contextlib
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.context import Timing
 from sweeperd.delivery import watcher
 from sweeperd.delivery.intake import READ_BYTES
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
 from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
-from tests.support.harness import eventually
+from tests.support.harness import eventually, waits
 from tests.support.receiver import Answer, Receiver, Request
 
 
@@ -89,6 +92,40 @@ def test_without_the_right_to_wait_new_events_are_polled_for(
     assert watcher.POLL_EVERY < 1
 
 
+@contextlib.contextmanager
+def watching(made: watcher.Watcher) -> Iterator[threading.Thread]:
+    stop = threading.Event()
+    thread = threading.Thread(target=made.run, args=(stop,), daemon=True)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join(10)
+
+
+def test_news_is_told_once_until_the_reader_has_set_the_cursor(shard: Shard, client: redis.Redis) -> None:
+    news = list[bool]()
+    made = watcher.Watcher(shard, Timing(), lambda: news.append(True))
+    with watching(made) as thread:
+        for number in range(1, 3):
+            (last,) = expire(client, str(number))
+            eventually(lambda number=number: len(news) >= number)
+            eventually(lambda: waits(thread))
+            made.watch_from(last)
+            eventually(lambda: client.info("clients")["blocked_clients"])
+
+
+def test_an_empty_answer_is_no_news(shard: Shard, client: redis.Redis) -> None:
+    news = list[bool]()
+    made = watcher.Watcher(shard, Timing(block=0.02), lambda: news.append(True))
+    made.watch_from(*expire(client, "one"))
+    client.config_resetstat()
+    with watching(made):
+        eventually(lambda: client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0) > 2)
+    assert not news
+
+
 def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: redis.Redis) -> None:
     """A replica that lacked the last events was promoted."""
     with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), block=0.2, **RARELY):
@@ -109,6 +146,37 @@ def test_an_idle_shard_costs_few_commands(shard: Shard, client: redis.Redis) -> 
         client.config_resetstat()
         time.sleep(1)
         assert sum(each["calls"] for each in client.info("commandstats").values()) < 150
+
+
+# ---- the stop
+
+
+def test_a_stop_does_not_wait_for_the_next_look(shard: Shard) -> None:
+    never = 3600.0
+    with running(shard, endpoints("http://127.0.0.1:9", 1), block=never, heartbeat_every=never, **RARELY) as made:
+        engine = made.dispatcher._engine
+        eventually(lambda: engine._reader._clock_read[1])
+
+
+def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, client: redis.Redis) -> None:
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def change() -> None:
+        hangs.set()
+        goes_on.wait(30)
+
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        webhooks = {"attempts": 2, "backoff_initial": "1h", "backoff_max": "1h"}
+        with running(shard, endpoints(receiver.url, 1), webhooks=webhooks) as made:
+            (lane,) = made.dispatcher.lanes
+            expire(client, "one")
+            eventually(lambda: lane.queue and not lane.works)
+            made.dispatcher._engine.between_rounds(change)
+            hangs.wait(30)
+            made.dispatcher.stop()
+            eventually(lambda: not len(lane.in_flight), limit=10)
+            goes_on.set()
+    assert len(receiver.requests) == 1
 
 
 # ---- a reload

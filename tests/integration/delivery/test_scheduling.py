@@ -2,11 +2,13 @@
 
 import os
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd.delivery import cpu_policy
 from sweeperd.store import Shard
 from tests.support.deliveries import Deliver, expire
 from tests.support.harness import eventually
@@ -33,6 +35,27 @@ def test_the_threads_of_batches(
         wanted = dict.fromkeys(["read", "settle", "send"], rule)
         eventually(lambda: policies(shard.name) == wanted)  # a thread chooses after it has started
     assert os.sched_getscheduler(0) != os.SCHED_BATCH, "the thread that starts them stays as it was"
+
+
+def test_a_thread_that_a_thread_of_batches_starts_has_the_rule_of_its_own_work() -> None:
+    rules = list[int]()
+
+    def of_single_events() -> None:
+        cpu_policy.follow(batch=False)
+        rules.append(os.sched_getscheduler(0))
+
+    def of_batches() -> None:
+        cpu_policy.follow(batch=True)
+        rules.append(os.sched_getscheduler(0))
+        run(of_single_events)
+
+    def run(work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+    run(of_batches)
+    assert rules == [os.SCHED_BATCH, os.sched_getscheduler(0)]
 
 
 def test_a_system_that_refuses_changes_nothing(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sweeperd import progress
 from sweeperd.delivery.batches import Batch, BatchLimits
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.http import DeliveryResult, Result
@@ -49,6 +50,7 @@ class Client:
         #: Called with each result.
         self.observe: Callable[[DeliveryResult], None] = lambda _: None
         self.closed = False
+        self.ended = 0
 
     def hand_over(self, request: WebhookRequest, attempts: int | None = None) -> "Handing":
         self.attempts.append(attempts)
@@ -74,7 +76,7 @@ class Handing:
         return client.pauses.pop(0) if client.pauses and not self.result.delivered else None
 
     def end(self) -> None:
-        pass
+        self._client.ended += 1
 
 
 class Sending:
@@ -184,6 +186,7 @@ def test_a_quick_retry_is_the_same_request_after_a_pause(shard: Shard) -> None:
     assert pauses == [0.25, 0.5]
     assert acts(sending.sender.send(batch).settlements) == [(Disposition.ACKNOWLEDGE, ids(entries(2)))]
     assert len({id(request) for request in sending.client.requests}) == 1
+    assert (len(sending.client.attempts), sending.client.ended) == (1, 1), "the hand-over ends once"
     assert sending.counted(Result.DELIVERED) == 2
 
 
@@ -350,6 +353,19 @@ def test_a_success_while_the_circuit_is_closed_is_no_news(shard: Shard, caplog: 
     assert sending.circuit.successes == 1
     assert sending.published.processes == 0
     assert not logged(caplog, "the endpoint answers again")
+
+
+def test_a_sender_that_publishes_may_take_as_long_as_redis_may(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    sending, now, silent = Sending(shard, GONE), StillClock(0), list[float]()
+
+    def save(_: EndpointStateCache) -> None:
+        now.now += int(shard.patience)
+        silent.append(work.silent_for)
+
+    monkeypatch.setattr(EndpointStateCache, "save", save)
+    with progress.working(progress.Progress(now.now_ms)) as work:
+        sending.send(entries(1))
+    assert silent == [0]
 
 
 # ---- what the log says

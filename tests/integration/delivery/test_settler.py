@@ -1,7 +1,6 @@
 """Delivered events are acknowledged together, on real servers: none early, none lost, and none is left at a stop."""
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,22 +9,17 @@ import pytest
 import redis
 
 from sweeperd.context import DEFAULT_TIMING, Timing
+from sweeperd.delivery.lane import LOGGED, Lane
 from sweeperd.delivery.settler import Disposition, Settlement, Settler
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
 from tests.support.builders import make_lane, room_for
-from tests.support.harness import eventually
+from tests.support.harness import eventually, waits
 from tests.support.streams import entries
 
 KEY, GROUP = "sweeperd:events", "billing"
 DEAD_LETTERS = "sweeperd_webhook_dead_letters_total"
-
-
-def waits(thread: threading.Thread) -> bool:
-    """Whether it waits for a condition or an event at this moment."""
-    frame = sys._current_frames().get(thread.ident or 0)
-    return frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) == (threading.__file__, "wait")
 
 
 class Gathering:
@@ -44,7 +38,9 @@ class Gathering:
         self.in_flight.add(self.taken)
         parts: dict[str, Any] = {"outbox": self.outbox, "in_flight": self.in_flight, "metrics": self.metrics}
         self.lane = make_lane(shard, GROUP, timing=timing, **parts)
-        self.settler = Settler(shard, timing, together, lambda _: None)
+        #: The lanes that had something settled.
+        self.told: list[Lane] = []
+        self.settler = Settler(shard, timing, together, self.told.extend)
         self.thread = threading.Thread(target=self.settler.run, daemon=True)
 
     def add(self, entries: Sequence[OutboxEntry], action: Disposition = Disposition.ACKNOWLEDGE) -> None:
@@ -98,6 +94,7 @@ def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> No
     eventually(lambda: not len(gathering.in_flight))
     assert (gathering.delivered, gathering.pending, gathering.trips) == (20, 0, 1)
     gathering.end()
+    assert gathering.told == [gathering.lane]
 
 
 def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard) -> None:
@@ -179,6 +176,32 @@ def test_what_redis_refuses_is_tried_again(own_shard: Shard, caplog: pytest.LogC
     assert gathering.owners == {gathering.taken[6].id: (PARKED, 1)}
     assert caplog.text.count("events in hand wait to be settled") == 1, "once a minute at most"
     gathering.end()
+
+
+def test_what_redis_refuses_waits_for_the_pause_and_holds_nothing_else(own_shard: Shard) -> None:
+    gathering = Gathering(own_shard, 2, together=1, timing=Timing(recovery_pause=3600))
+    gathering.thread.start()
+    with refused(own_shard.client):
+        gathering.add(gathering.taken[:1])
+        eventually(lambda: gathering.refusals == 1 and waits(gathering.thread))
+    gathering.add(gathering.taken[1:])
+    eventually(lambda: gathering.delivered)
+    assert gathering.owners.keys() == {gathering.taken[0].id}
+    gathering.end()
+    assert (gathering.delivered, gathering.pending) == (2, 0)
+
+
+@pytest.mark.parametrize(("events", "lines"), [(1, 1), (LOGGED, LOGGED), (LOGGED + 1, 1)])
+def test_many_events_that_are_given_up_together_share_a_line(
+    shard: Shard, caplog: pytest.LogCaptureFixture, events: int, lines: int
+) -> None:
+    gathering = Gathering(shard, events, together=events)
+    gathering.add(gathering.taken, Disposition.DEAD_LETTER)
+    gathering.thread.start()
+    gathering.end()
+    told = [vars(record) for record in caplog.records if record.message.startswith("given up")]
+    assert [each.get("events") for each in told] == ([None] * lines if events == lines else [events])
+    assert told[0]["stream_id"] == gathering.taken[0].id.decode()
 
 
 def test_what_redis_refuses_within_a_script_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:

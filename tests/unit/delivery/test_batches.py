@@ -133,6 +133,15 @@ def test_the_lanes_at_work_share_the_room(lanes: int, batch: int, own: int | Non
     assert InFlight(Room(16, 20_000, lanes=lanes), batch, own).capacity == capacity
 
 
+@pytest.mark.parametrize(
+    ("in_hand", "held_up", "left"),
+    [(0, 0, 100), (30, 0, 70), (130, 30, 0), (130, 100, 70), (390, 390, 10), (500, 500, -100)],
+)
+def test_lanes_that_are_held_up_leave_room_to_the_others(in_hand: int, held_up: int, left: int) -> None:
+    """Within a bound for all of them."""
+    assert Room(16, bytes=100).left(in_hand, held_up) == left
+
+
 @pytest.mark.parametrize(("held", "worth"), [(0, True), (7, True), (8, True), (9, False), (10, False)])
 def test_a_round_trip_is_worth_a_quarter_of_the_room(held: int, worth: bool) -> None:
     assert in_hand(held).worth_reading is worth

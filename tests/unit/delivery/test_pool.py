@@ -1,6 +1,7 @@
 """Whose turn it is in the pool of senders, how many requests are in flight, and which threads there are."""
 
 import math
+import os
 import threading
 import time
 from collections import Counter
@@ -67,18 +68,23 @@ class World:
         settler: Any = self.settled
         #: How often the pool has looked at the clock: each thread does when it wakes up.
         self.looks = 0
+        #: The time, if it stands still.
+        self.now: float | None = None
         self.pool = Pool("test", concurrency, settler, Timing(clock=self._clock))
         self._number = 0
         self.lanes: list[Any] = []
 
     def _clock(self) -> float:
         self.looks += 1
-        return time.monotonic()
+        return self._time()
+
+    def _time(self) -> float:
+        return time.monotonic() if self.now is None else self.now
 
     def lane(self, name: str, batch: int = 1, requests: int | None = None) -> Any:
         lane: Any = Lane.__new__(Lane)
         lane.endpoint, lane.limits = name, BatchLimits(batch, 10**6, 0.05)
-        lane.queue, lane.works, lane.in_round = BatchQueue(lane.limits, time.monotonic), [], False
+        lane.queue, lane.works, lane.in_round = BatchQueue(lane.limits, self._time), [], False
         lane.looked_at = math.inf
         lane.requests, lane.stop = requests, threading.Event()
         lane.sender = Sender(name, self.sent)
@@ -162,6 +168,60 @@ def test_a_request_that_hangs_keeps_no_lane_from_its_part(world: World) -> None:
     assert hanging.sender.in_flight == 4
 
 
+def test_what_is_slow_depends_on_how_long_requests_take(world: World) -> None:
+    at = world.now = 1000.0
+
+    def slow(seconds: float) -> bool:
+        world.now = at + seconds
+        return hanging in world.pool.held_up
+
+    def wait(_: Batch) -> float:
+        nonlocal at
+        at = world.now = at + takes
+        return 0.0
+
+    usual = world.lane("usual")
+    usual.sender.wait = wait
+    for seconds, least, most in [(0.0, 0.049, 0.051), (0.04, 0.14, 0.18), (1.0, 0.249, 0.251), (0.0, 0.049, 0.055)]:
+        takes = seconds
+        for number in range(1, 101):
+            world.put(usual)
+            eventually(lambda number=number: len(world.settled.ids) == number and not usual.works, pause=0.001)
+        hanging = hold(world, "hanging")
+        world.put(hanging)
+        eventually(lambda hanging=hanging: hanging.sender.in_flight)
+        assert (slow(least), slow(most)) == (False, True)
+        world.now = at
+        hanging.sender.answered.set()
+        eventually(lambda hanging=hanging: not hanging.works)
+        world.settled.ids.clear()
+
+
+def test_a_lane_that_is_done_lessens_the_part_of_no_other(world: World) -> None:
+    world.now = 1000.0
+    for name in "abc":
+        world.put(world.lane(name))
+    eventually(lambda: len(world.settled.ids) == 3)
+    hanging, other = hold(world, "hanging"), hold(world, "other")
+    world.put(hanging, 50)
+    eventually(lambda: hanging.sender.in_flight == 4)
+    world.now += 0.06
+    world.put(other, 10)
+    eventually(lambda: other.sender.in_flight == 4)
+
+
+def test_what_is_free_goes_to_the_lane_below_its_part(world: World) -> None:
+    world.now = 1000.0
+    world.pool.allow(2)
+    one, other = hold(world, "one"), hold(world, "other")
+    world.put(one, 10)
+    eventually(lambda: one.sender.in_flight == 2)
+    world.put(other, 10)
+    world.pool.allow(4)
+    eventually(lambda: one.sender.in_flight + other.sender.in_flight == 4)
+    assert (one.sender.in_flight, other.sender.in_flight) == (2, 2)
+
+
 def test_many_that_hang_keep_no_lane_from_its_first_request(world: World) -> None:
     hanging = [hold(world, str(number)) for number in range(20)]
     for lane in hanging:
@@ -208,6 +268,49 @@ def test_what_waits_holds_no_thread(world: World) -> None:
     eventually(lambda: len(world.settled.ids) == 3)
     assert world.sent == ["retrying", "other", "retrying", "waiting"] or world.sent[:2] == ["retrying", "other"]
     assert world.sent.count("retrying") == 2
+
+
+def test_a_lane_that_waits_leaves_its_turn_to_others(world: World) -> None:
+    """Also if it has another batch that was to be the next one."""
+    world.pool.allow(1)
+    waiting, other = world.lane("waiting"), world.lane("other")
+    waiting.sender.waits = [3600.0]
+    world.put(waiting, 2)
+    eventually(lambda: world.pool.held_up == {waiting})
+    world.put(other)
+    eventually(lambda: len(world.settled.ids) == 1)
+    assert world.sent == ["other"]
+
+
+def test_a_partial_batch_that_is_held_does_not_hold_its_lane_up(world: World) -> None:
+    world.now = 1000.0
+    lane = hold(world, "batches", batch=10)
+    world.put(lane, 3)
+    eventually(lambda: lane.sender.in_flight == 1)
+    world.put(lane, 3)
+    assert world.pool.held_up == set()
+
+
+def test_a_sender_that_hangs_before_its_request_begins_is_noticed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sweeperd.delivery.lane.LATE", 0.0)
+    lane = hold(world, "hanging")
+    world.put(lane)
+    eventually(lambda: lane.hanging)
+    lane.sender.answered.set()
+    eventually(lambda: not lane.hanging)
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads")
+def test_a_sender_has_the_rule_of_its_batch(world: World) -> None:
+    usual = os.sched_getscheduler(0)
+    for number, (batch, rule) in enumerate([(1, usual), (10, os.SCHED_BATCH), (1, usual)], 1):
+        lane, rules = world.lane("lane", batch=batch), list[int]()
+        lane.sender.wait = lambda _, rules=rules: rules.append(os.sched_getscheduler(0)) or 0.0
+        world.put(lane)
+        eventually(lambda number=number: len(world.settled.ids) == number)
+        assert rules == [rule]
 
 
 def test_a_lane_that_stops_waits_for_nothing(world: World) -> None:

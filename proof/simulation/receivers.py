@@ -128,6 +128,9 @@ def transport(receivers: dict[str, Receiver]) -> type:
         def send(self, request: Any) -> Any:
             return self._receiver.answer(request.headers, request.body, self._timeout)
 
+        def tidy(self) -> None:
+            """Nothing is open."""
+
         def close(self) -> None:
             """Nothing is open."""
 

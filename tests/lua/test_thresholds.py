@@ -335,12 +335,13 @@ def test_the_utilization_is_rounded_down(book: Book, allocated: int) -> None:
         assert Fraction(str(crossing["utilization"])) == Fraction(used * 10**4 // allocated, 10**4)
 
 
-def test_a_utilization_beyond_all_thresholds(book: Book) -> None:
+@pytest.mark.parametrize("used", [91, 10**9, MOST])
+def test_a_utilization_beyond_all_thresholds(book: Book, used: int) -> None:
     book.ledger.open_budget("s", "TOKENS", 1, MOST, thresholds=(1000,))
-    book.event(MOST, ["s"], overage_policy=OVERDRAFT)
+    book.event(used, ["s"], overage_policy=OVERDRAFT)
     (crossing,) = body(announced(book)[0])["data"]["crossings"]
-    assert crossing["remaining"] == 1 - MOST
-    assert crossing["utilization"] == pytest.approx(2.0**63)
+    assert crossing["remaining"] == 1 - used
+    assert crossing["utilization"] == pytest.approx(used)
 
 
 # All or nothing

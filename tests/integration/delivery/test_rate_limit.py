@@ -96,6 +96,13 @@ def test_a_bucket_that_would_be_full_too_late_is_corrected_where_it_is_stored(ra
     assert take(client, rate, 3, 1)[0] == 1
 
 
+def test_an_empty_bucket_is_not_written(client: redis.Redis) -> None:
+    assert take(client, 0.001, 1, 1)[0] == 1
+    client.config_resetstat()
+    assert take(client, 0.001, 1, 1)[0] == 0
+    assert "cmdstat_hset" not in client.info("commandstats")
+
+
 def test_a_higher_rate_after_a_reload_counts_at_once(shard: Shard) -> None:
     assert token(RateLimit(shard, "hook", 0.02, counter()), threading.Event())
     limit, stop = RateLimit(shard, "hook", 100, counter()), threading.Event()

@@ -20,6 +20,7 @@ _EXPIRE = (
     "tests/lua/test_expire_amounts.py",
     "tests/lua/test_int64.py",
     "tests/lua/test_expire_quarantine.py",
+    "tests/lua/test_thresholds.py",
     "tests/integration/sweep/test_rights.py",
 )
 _LEDGER = (
@@ -30,6 +31,7 @@ _LEDGER = (
     "tests/lua/test_ledger_settle.py",
     "tests/lua/test_ledger_cycles.py",
     "tests/lua/test_ledger_rights.py",
+    "tests/lua/test_thresholds.py",
     "tests/integration/ledger",
 )
 _KINDS = (
@@ -37,6 +39,7 @@ _KINDS = (
     "tests/integration/sweep/test_kind_check.py",
     "tests/integration/runtime/test_kinds.py",
     "tests/property/test_kind_plans.py",
+    "tests/property/test_kind_documents.py",
     "tests/property/test_kind_quick_list.py",
 )
 _OUTBOX = ("tests/integration/outbox/test_outbox.py",)
@@ -55,6 +58,7 @@ _REPLAYS = (
 _QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
 _RECONCILE = (
     "tests/lua/test_reconcile_scripts.py",
+    "tests/integration/ops/test_deadlines.py",
     "tests/integration/ops/test_reconcile.py",
     "tests/integration/ops/test_walk.py",
     "tests/integration/cli/test_reconcile.py",
@@ -76,6 +80,7 @@ _SCRIPT_TESTS = {
     "delivery/begin_replay": _REPLAYS,
     "delivery/cancel_replay": _REPLAYS,
     "delivery/end_replay": _REPLAYS,
+    "delivery/correct_moments": ("tests/integration/outbox/test_moments.py",),
     "delivery/dead_letter": (*_OUTBOX, "tests/integration/delivery/test_reader.py"),
     "delivery/keep_groups": _GROUPS,
     "delivery/make_due": ("tests/integration/cli/test_endpoints.py", *_OUTBOX),
@@ -96,6 +101,7 @@ _SCRIPT_TESTS = {
     "ops/reconcile_entry": (
         *_RECONCILE,
         "tests/integration/ops/test_reconcile_kinds.py",
+        "tests/integration/ops/test_forms.py",
         "tests/integration/cli/test_kind_tools.py",
     ),
     "ops/record_action": ("tests/integration/cli/test_actions.py", *_QUARANTINE),
@@ -109,8 +115,14 @@ _SCRIPT_TESTS = {
     "sweep/last_sweep": ("tests/integration/sweep/test_last_sweep.py", "tests/integration/sweep/test_memory_limit.py"),
     "sweep/rights": ("tests/integration/sweep/test_rights.py",),
 }
-#: Fragments of text that no file includes by name: scripts that are generated for each kind are made of them.
-_FRAGMENT_TESTS = {"kind_": _KINDS}
+#: The beginning of a fragment's name -> tests that come before those of the scripts that include it. Scripts that are
+#: generated for each kind are made of fragments that no file includes by name.
+_FRAGMENT_TESTS = {
+    "kind_": _KINDS,
+    "lifetime": _RECONCILE[:2],
+    "recorder": ("tests/integration/cli/test_dry_run.py", "tests/integration/kit/test_live.py"),
+    "thresholds": ("tests/lua/test_thresholds.py",),
+}
 
 _INCLUDE = re.compile(r"^ *-- @include ([\w/]+)$", re.MULTILINE)
 

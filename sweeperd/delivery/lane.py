@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 LATE = 5.0
 #: If more events are given up together, one log line tells of all of them.
 LOGGED = 10
+#: While there is no room at all, the pause between two tries of the relay grows up to this many times its length.
+LONGEST_BRAKE = 8
 #: How many calls of the relay are in flight: while Redis works on one, the process prepares the other.
 RELAY_CALLS = 2
 
@@ -43,11 +45,13 @@ RELAY_CALLS = 2
 class Brake:
     """
     Whether events of a lane wait, although the endpoint takes events: the relay waits for the dispatcher of Cycles.
-    Meanwhile the parked events are tried again every `pause` seconds, for up to `patience` seconds. `clock`: monotonic.
+    Meanwhile the parked events are tried again every `pause` seconds, and less and less often while there is no room at
+    all, for up to `patience` seconds. `clock`: monotonic.
     """
 
     def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf) -> None:
         self._pause, self._patience = pause, patience
+        self._wait = pause
         self._clock = clock
         #: When the wait began.
         self._since = 0.0
@@ -61,16 +65,21 @@ class Brake:
         """Whether it is too early to try again, and a try follows."""
         return self.waiting and self._clock() < self.until < math.inf
 
-    def hold(self) -> None:
-        """There is no room, or a try begins: the next one follows after the pause."""
+    def hold(self, *, room: bool | None = None) -> None:
+        """
+        There is no room for all events, or a try begins: the next one follows after the pause. `room`: whether a try
+        has found room for some.
+        """
         now = self._clock()
+        if room is not None:
+            self._wait = self._pause if room else min(2 * self._wait, LONGEST_BRAKE * self._pause)
         if not self.waiting:
             self.waiting, self._since = True, now
-        self.until = now + self._pause if now < self._since + self._patience else math.inf
+        self.until = now + self._wait if now < self._since + self._patience else math.inf
 
     def release(self) -> None:
         """There was room for all events of a try."""
-        self.waiting = False
+        self.waiting, self._wait = False, self._pause
 
 
 class Work:

@@ -324,7 +324,7 @@ class Relay(Sender):
         if done.held:
             settlements.append(Settlement(Disposition.RELEASE, done.held))
         if done.held or done.matched:
-            self._brake(waiting=bool(done.held))
+            self._brake(waiting=bool(done.held), room=done.deliveries > 0)
         if done.failed:
             failed, reason = [entry for entry, _ in done.failed], done.failed[0][1]
             fields = {"stream_id": decode(failed[0].id), "events": len(failed), "reason": reason}
@@ -334,12 +334,12 @@ class Relay(Sender):
                 settlements += self._nack([entry], why)
         return settlements
 
-    def _brake(self, *, waiting: bool) -> None:
+    def _brake(self, *, waiting: bool, room: bool) -> None:
         if waiting != self._lane.brake.waiting:
             words = "events wait for the dispatcher of Cycles" if waiting else "the dispatcher of Cycles has room again"
             log.warning(words, extra=self._lane.log_fields)
         if waiting:
-            self._lane.brake.hold()
+            self._lane.brake.hold(room=room)
         else:
             self._lane.brake.release()
         self._lane.metrics.webhooks.relay_waiting.labels(self._lane.shard.name).set(waiting)

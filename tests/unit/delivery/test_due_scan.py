@@ -161,6 +161,17 @@ def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
     assert not brake.holds
 
 
+def test_the_brake_holds_longer_while_there_is_no_room_at_all(clock: ManualClock) -> None:
+    brake, waits = Brake(1.0, clock), []
+    for room in (False, False, False, False, None, True, False):
+        brake.hold(room=room)
+        waits.append(brake.until - clock.now)
+    assert waits == [2, 4, 8, 8, 8, 1, 2]
+    brake.release()
+    brake.hold()
+    assert brake.until - clock.now == 1
+
+
 def test_the_brake_of_a_run_holds_until_its_patience_ends(clock: ManualClock) -> None:
     brake = Brake(1.0, clock, 2.0)
     for holds in (True, True, False, False):

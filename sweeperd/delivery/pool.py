@@ -5,6 +5,7 @@ import itertools
 import logging
 import math
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -56,7 +57,7 @@ class Pool:
         self._in_flight: dict[Work, None] = {}
         #: Their lanes.
         self._busy: set[Lane] = set()
-        self._threads: set[threading.Thread] = set()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._started = 0
         self._idle = 0
         #: Whether a thread was woken or started that has not looked yet: it wakes the next one itself.
@@ -84,9 +85,7 @@ class Pool:
 
     def allow(self, concurrency: int) -> None:
         """From now on allow this many requests in flight."""
-        with self._changed:
-            self._concurrency = concurrency
-            self._changed.notify_all()
+        self._concurrency = concurrency
 
     def tend(self) -> None:
         """Call this after a lane has stopped, and every second or so: if there was no thread, try again."""
@@ -97,10 +96,10 @@ class Pool:
                 self._pass_on(self._clock())
 
     def close(self) -> None:
-        """Every lane has stopped. The threads end with their requests."""
+        """Every lane has stopped. The threads end with their requests, when nothing is queued."""
+        self.tend()
         with self._changed:
             self._closed = True
-            self._place_stopped()
             self._changed.notify_all()
 
     def moving(self, lane: Lane) -> list[bytes]:
@@ -127,7 +126,6 @@ class Pool:
         """The work of each thread."""
         work = Work()
         with progress.working(work.progress):
-            work.progress.rest()
             taken = self._next(work)
             while taken is not None:
                 lane, batch = taken
@@ -136,7 +134,6 @@ class Pool:
                 pause = sender.wait(batch)
                 sent = Sent() if pause else sender.send(batch)
                 self._settler.add(lane, sent.settlements)
-                work.progress.rest()
                 taken = self._next(work, (batch, pause, sent))
 
     def _next(self, work: Work, last: tuple[Batch, float, Sent] | None = None) -> tuple[Lane, Batch] | None:
@@ -153,7 +150,6 @@ class Pool:
                 if lane is not None:
                     return self._take(work, lane, now)
                 if self._closed or now >= until:
-                    self._threads.discard(threading.current_thread())
                     return None
                 self._rest(now, soonest, until)
                 now = self._clock()

@@ -13,11 +13,12 @@ import pytest
 from sweeperd.context import Timing
 from sweeperd.delivery import pool
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
-from sweeperd.delivery.lane import Lane
+from sweeperd.delivery.lane import Lane, Work
 from sweeperd.delivery.pool import Pool
 from sweeperd.delivery.senders import Sent
 from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.outbox import OutboxEntry
+from sweeperd.progress import Progress
 from tests.support.harness import eventually
 
 
@@ -294,12 +295,24 @@ def test_a_partial_batch_that_is_held_does_not_hold_its_lane_up(world: World) ->
 def test_a_sender_that_hangs_before_its_request_begins_is_noticed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sweeperd.delivery.lane.LATE", 0.0)
+    """It counts from when it takes the batch, however long it was idle before."""
+
+    def work() -> Work:
+        made = Work()
+        made.progress = Progress(world._time)
+        return made
+
+    monkeypatch.setattr(pool, "Work", work)
+    at = world.now = 1000.0
+    world.put(world.lane("before"))
+    eventually(lambda: world.settled.ids)
+    world.now = at + 100
     lane = hold(world, "hanging")
     world.put(lane)
-    eventually(lambda: lane.hanging)
-    lane.sender.answered.set()
-    eventually(lambda: not lane.hanging)
+    eventually(lambda: lane.sender.in_flight)
+    assert not lane.hanging
+    world.now = at + 106
+    assert lane.hanging
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads")
@@ -320,6 +333,17 @@ def test_a_lane_that_stops_waits_for_nothing(world: World) -> None:
     eventually(lambda: lane.queue and not lane.works)
     lane.stop.set()
     world.pool.tend()
+    eventually(lambda: len(world.settled.ids) == 1)
+
+
+def test_the_end_releases_what_waits_although_no_thread_is_left(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool, "IDLE", 0.0)
+    lane = world.lane("waiting")
+    lane.sender.pauses = [3600.0]
+    world.put(lane)
+    eventually(lambda: lane.queue and not world.pool.threads)
+    lane.stop.set()
+    world.pool.close()
     eventually(lambda: len(world.settled.ids) == 1)
 
 

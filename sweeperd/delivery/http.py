@@ -79,8 +79,6 @@ OWS = " \t"
 #: How much longer than the limit a wait may take, as a share of the limit, to set time-outs seldom: each is a system
 #: call, and during a system call another thread takes the interpreter.
 TOLERANCE = 0.05
-#: How long to wait for the alert of a receiver that has closed the connection, seconds: the alert was sent before.
-ALERT_WAIT = 0.1
 #: How long a connection is used, seconds: its receiver's name may mean another address by then.
 OLDEST = 60.0
 #: Matches visible ASCII. If all header values match, as nearly always, requests would refuse none of them; to have
@@ -350,7 +348,9 @@ class BoundedResponse(http.client.HTTPResponse):
         self.length = 0 if bodiless else None if self.chunked else length
         if self.length == 0 and not self.chunked:
             self._close_conn()  # type: ignore[attr-defined]  # nothing is left to be read
-        self.will_close = self._check_close() or not (self.chunked or self.length is not None)  # type: ignore[attr-defined]
+        ends = self.chunked or self.length is not None
+        # After a 101 the connection speaks another protocol.
+        self.will_close = self._check_close() or not ends or status == 101  # type: ignore[attr-defined]
 
     def _head_lines(self) -> list[bytes]:
         """The lines up to an empty line. Raises OSError."""
@@ -448,6 +448,14 @@ class _PooledResponse(_Response):
         """Nothing is left to be read."""
         return self.fp is None
 
+    def read1(self, n: int = -1) -> bytes:
+        """Read a piece of the body. An error ends the body, and what comes after it is not the next response."""
+        try:
+            return super().read1(n)
+        except BaseException:
+            self.will_close = True
+            raise
+
     def close(self) -> None:
         """Close the response. If the body was not read to the end, nothing else can come over the connection."""
         self._whole = self.length == 0 or self.isclosed()
@@ -490,8 +498,10 @@ class _Bounded:
     #: Monotonic.
     opened_at = -math.inf
     _connect_by = math.inf
-    #: To ask whether the receiver has closed the open connection, or sent what no request asked for.
+    #: To ask whether the receiver has closed the open connection, or sent what no request asked for. TLS decrypts a
+    #: record at a time, so a part of it may have left the socket.
     _unread: Any
+    _decrypted: Callable[[], int] = int
 
     def connect(self) -> None:
         now = time.monotonic()
@@ -506,6 +516,7 @@ class _Bounded:
         self.opened_at = time.monotonic()
         self._unread = select.poll()
         self._unread.register(self.sock, select.POLLIN)
+        self._decrypted = getattr(self.sock, "pending", int)
 
     def _new_conn(self) -> socket.socket:
         if hasattr(self, "_socks_options"):  # PySocks connects
@@ -516,17 +527,20 @@ class _Bounded:
             raise urllib3.exceptions.LocationParseError("the host's name") from error
 
     def _tunnel(self) -> None:
+        deadline, _exchange.deadline = _exchange.deadline, self._connect_by
         try:
             super()._tunnel()  # type: ignore[misc]
         except TimeoutError as error:
             raise OutOfTime("the proxy: no answer in time") from error
+        finally:
+            _exchange.deadline = deadline
         self.sock.settimeout(seconds_left(self._connect_by))  # for the handshake with the receiver
 
     @property
     def is_connected(self) -> bool:
         """Whether to use the connection again. If not, the pool closes the connection and opens another."""
         open_ = self.sock is not None and time.monotonic() - self.opened_at < OLDEST
-        return open_ and not self._unread.poll(0)
+        return open_ and not self._unread.poll(0) and not self._decrypted()
 
     def send(self, data: Any) -> None:
         if self.sock is None:
@@ -538,22 +552,10 @@ class _Bounded:
                 left = left[self.sock.send(left) :]
         except TimeoutError as error:
             raise OutOfTime("the request was not sent in time") from error
-        except ssl.SSLEOFError:
-            _raise_alert(self.sock)
-            raise
-        except ConnectionError:
-            pass  # a receiver may answer before it has read all, and close; an alert is read like an answer
-
-
-def _raise_alert(sock: Any) -> None:
-    """
-    Raise the alert that a TLS receiver sent before closing the connection: ssl.SSLError. A client certificate is
-    verified after the handshake of the client has ended, so the first request finds a closed connection.
-    """
-    if isinstance(sock, ssl.SSLSocket):
-        with contextlib.suppress(ssl.SSLEOFError, ConnectionError, TimeoutError):
-            sock.settimeout(ALERT_WAIT)
-            sock.recv(1)
+        except (ssl.SSLEOFError, ConnectionError):
+            # A receiver may answer before it has read all, and close. With TLS the answer may be an alert: a client
+            # certificate is verified after the client's handshake has ended. Both are read as the response.
+            pass
 
 
 @functools.cache
@@ -676,10 +678,12 @@ class Transport:
         return connection
 
     def _give_back(self, connection: Any) -> None:
-        if self._closed or len(self._idle) >= self._connections:
+        if len(self._idle) >= self._connections:
             connection.close()
         elif connection.sock is not None:
             self._idle.append(connection)
+            if self._closed:  # asked last, so `close` finds the connection or is called again
+                self.close()
 
     def _new_pool(self) -> Any:
         proxy, pattern, options = self.proxy, self._prepare(), dict[str, Any]()
@@ -709,7 +713,7 @@ class Transport:
         pattern = self._prepare()
         if self._pool.proxy is not None and not connection._tunnel_host:
             return _Target(connection, requests.utils.urldefragauth(pattern.url or ""), self._pool.proxy_headers).lines
-        return _Target(connection, f"/{pattern.path_url.lstrip('/')}", {}).lines
+        return _Target(connection, pattern.path_url, {}).lines
 
     @property
     def proxy(self) -> urllib3.util.Url | None:
@@ -739,8 +743,9 @@ class Transport:
 
     def close(self) -> None:
         self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        with contextlib.suppress(IndexError):  # other threads may take the last one
+            while True:
+                self._idle.pop().close()
 
 
 def _environment_proxy(url: str) -> str | None:

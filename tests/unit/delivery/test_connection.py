@@ -184,10 +184,12 @@ def test_interim_responses_are_skipped(interim: bytes, final: bytes) -> None:
 
 
 def test_101_is_no_interim_response() -> None:
-    """The protocol that follows it was never asked for."""
-    with raw_server(b"HTTP/1.1 101 Switching Protocols\r\n\r\n") as (url, _):
-        result = Sender(url).once()
-    assert (result.result, result.status) == (Result.FAILED, 101)
+    """The protocol that follows it was never asked for, and is not HTTP."""
+    with raw_server(b"HTTP/1.1 101 Switching Protocols\r\n\r\n") as (url, connections):
+        sender = Sender(url)
+        results = [sender.once() for _ in range(2)]
+        assert [(result.result, result.status) for result in results] == [(Result.FAILED, 101)] * 2
+        assert len(connections) == 2
 
 
 @pytest.mark.parametrize(
@@ -363,6 +365,50 @@ def test_each_request_has_the_bytes_that_requests_would_send(path: str, endpoint
     assert sum(line.lower().startswith(b"host:") for line in first) == 1
 
 
+def test_the_path_is_sent_as_the_url_names_it() -> None:
+    """A receiver that signs or routes by the path sees all slashes."""
+    lines: list[bytes] = []
+
+    def serve(connection: socket.socket) -> None:
+        lines.append(whole_request(connection).split(b"\r\n")[0])
+        connection.sendall(OK + NO_BODY)
+
+    with listening(serve) as url:
+        assert Sender(url.replace("/hook", "//hook//a?b=//c")).once().delivered
+    assert lines == [b"POST //hook//a?b=//c HTTP/1.1"]
+
+
+class Contended(list[Any]):
+    """The connections that no request uses, with other threads that act at the worst moments."""
+
+    def __init__(self, transport: Any) -> None:
+        super().__init__(transport._idle)
+        self._transport = transport
+
+    def __bool__(self) -> bool:
+        some = bool(super().__len__())
+        self.clear()  # a request took the last one
+        return some
+
+    def __len__(self) -> int:
+        self._transport.close()
+        return super().__len__()
+
+
+def test_a_transport_may_be_closed_while_threads_use_it() -> None:
+    with Receiver() as receiver:
+        sender = Sender(receiver.url)
+        assert sender.once().delivered
+        transport: Any = sender.webhook._transport
+        (connection,) = transport._idle
+        transport._idle = Contended(transport)
+        transport.close()
+        assert connection.sock is None
+        transport._closed = False
+        assert sender.once().delivered
+        assert [*transport._idle] == [], "a response that ends meanwhile leaves no open connection"
+
+
 @pytest.mark.parametrize("before", [[], [OK + NO_BODY]], ids=["new", "kept"])
 def test_a_receiver_may_answer_before_it_has_read_all_and_close(before: list[bytes]) -> None:
     large = MESSAGE._replace(body=b"[" + b"1," * 10_000_000 + b"1]")
@@ -381,10 +427,17 @@ def test_a_receiver_may_answer_before_it_has_read_all_and_close(before: list[byt
         assert sender.deliver(large, attempts=1).reason == "HTTP 413"
 
 
-def test_a_connection_with_more_to_say_is_not_used_again() -> None:
-    """More of the body than is read: what comes next would be taken for the next response."""
-    long = OK + b"Content-Length: 300000\r\n\r\n" + b"HTTP/1.1 500 no\r\n" * 15_000
-    with raw_server(OK + NO_BODY, long, OK + NO_BODY) as (url, connections):
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"Content-Length: 300000\r\n\r\n" + b"HTTP/1.1 500 no\r\n" * 15_000,
+        b"Transfer-Encoding: chunked\r\n\r\nno number\r\n",
+    ],
+    ids=["more of the body than is read", "a chunk without a size"],
+)
+def test_a_connection_with_more_to_say_is_not_used_again(odd: bytes) -> None:
+    """What comes next would be taken for the next response."""
+    with raw_server(OK + NO_BODY, OK + odd, OK + NO_BODY) as (url, connections):
         sender = Sender(url)
         assert [sender.once().reason for _ in range(4)] == ["HTTP 200"] * 4
         assert len(connections) == 2

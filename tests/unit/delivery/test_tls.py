@@ -6,7 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from tests.support.authority import LONG_AGO, Authority
 from tests.support.deliveries import MESSAGE, Sender
 from tests.support.forward_proxy import ForwardProxy
+from tests.support.raw_server import listening
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import free_port
 
@@ -108,6 +109,40 @@ def test_a_long_body_to_a_receiver_that_demands_a_client_certificate(authority: 
     assert reasons == {DEMANDED}
 
 
+@contextmanager
+def tls_listening(authority: Authority, serve: Callable[[ssl.SSLSocket], None]) -> Iterator[Sender]:
+    """A server as `listening`, but with TLS. Yields a sender to it."""
+    context = authority.server()
+    with listening(lambda connection: serve(context.wrap_socket(connection, server_side=True))) as url:
+        yield Sender(url.replace("http://127.0.0.1", "https://localhost"), ca=authority.ca())
+
+
+def test_a_receiver_may_answer_before_it_has_read_all_and_close(authority: Authority) -> None:
+    """Otherwise a 413 would not make the next batch smaller."""
+    large = MESSAGE._replace(body=b"[" + b"1," * 2_000_000 + b"1]")
+
+    def serve(connection: ssl.SSLSocket) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # the answer is sent before the reset
+        connection.recv(1)
+        connection.sendall(b"HTTP/1.1 413 Too Large\r\nConnection: close\r\n\r\n")
+        connection.close()
+
+    with tls_listening(authority, serve) as sender:
+        assert {sender.deliver(large, attempts=1).reason for _ in range(3)} == {"HTTP 413"}
+
+
+def test_the_rest_of_a_record_is_not_the_next_response(authority: Authority) -> None:
+    """It has left the socket, so the socket has nothing to say."""
+    junk = b"HTTP/1.1 500 no\r\nContent-Length: 0\r\n\r\n" * 400
+
+    def serve(connection: ssl.SSLSocket) -> None:
+        while connection.recv(65536):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n" + junk)
+
+    with tls_listening(authority, serve) as sender:
+        assert [sender.once().reason for _ in range(3)] == ["HTTP 200"] * 3
+
+
 def test_an_older_tls_that_demands_a_client_certificate(authority: Authority) -> None:
     context = authority.server(demands=True)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -184,10 +219,11 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_silent_proxy_is_held_to_the_deadline(scheme: str) -> None:
+@pytest.mark.parametrize(("scheme", "settings"), [("http", QUICK), ("https", QUICK | {"timeout": "60s"})])
+def test_a_silent_proxy_is_held_to_the_deadline(scheme: str, settings: dict[str, object]) -> None:
+    """To ask for a tunnel is a part of connecting."""
     with silent() as url:
-        sender = Sender(f"{scheme}://receiver.example/hook", QUICK, proxy=url)
+        sender = Sender(f"{scheme}://receiver.example/hook", settings, proxy=url)
         result = sender.once()
     assert failure(result) in ("no answer in time", "the proxy: no answer in time", "the proxy: no connection in time")
     assert result.seconds < 30

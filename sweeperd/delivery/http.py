@@ -535,10 +535,13 @@ class _Bounded:
         finally:
             _exchange.deadline = deadline
         self.sock.settimeout(seconds_left(self._connect_by))  # for the handshake with the receiver
+        if isinstance(self.sock, ssl.SSLSocket):  # TLS within the TLS of the proxy: urllib3 waits for each piece anew
+            for name in ("recv", "send"):
+                setattr(self.sock, name, functools.partial(_in_time, self.sock, getattr(self.sock, name)))
 
     @property
     def is_connected(self) -> bool:
-        """Whether to use the connection again. If not, the pool closes the connection and opens another."""
+        """Whether to use the connection again."""
         open_ = self.sock is not None and time.monotonic() - self.opened_at < OLDEST
         return open_ and not self._unread.poll(0) and not self._decrypted()
 
@@ -556,6 +559,11 @@ class _Bounded:
             # A receiver may answer before it has read all, and close. With TLS the answer may be an alert: a client
             # certificate is verified after the client's handshake has ended. Both are read as the response.
             pass
+
+
+def _in_time(sock: Any, call: Callable[..., Any], *arguments: Any) -> Any:
+    limit_wait(sock, seconds_left(_exchange.deadline))
+    return call(*arguments)
 
 
 @functools.cache

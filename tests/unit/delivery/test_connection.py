@@ -292,41 +292,16 @@ def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
 def test_a_connection_is_not_used_for_ever() -> None:
     """A receiver whose name moves to another address gets no events at the old one for long."""
     with raw_server(OK + NO_BODY) as (url, connections):
-        pool: Any = urllib3.connection_from_url(url, timeout=SOON)
-        pool.ConnectionCls = bounded(OwnKind)
-        begin_exchange(SOON)
+        sender = Sender(url)
         for age in (0.0, OLDEST - SOON, OLDEST):
-            assert pool.urlopen("POST", "/").status == 200
-            (kept,) = (connection for connection in pool.pool.queue if connection)
+            assert sender.once().delivered
+            transport: Any = sender.webhook._transport
+            (kept,) = transport._idle
             kept.opened_at -= age
         assert len(connections) == 1
-        assert pool.urlopen("POST", "/").status == 200
+        assert sender.once().delivered
         assert len(connections) == 2
-        pool.close()
-
-
-def test_connections_that_are_not_used_again_do_not_stay_open() -> None:
-    """A burst leaves some, and their receiver closes them or the endpoint rests."""
-    ended = threading.Semaphore(0)
-
-    def serve(connection: socket.socket) -> None:
-        while connection.recv(65536):
-            connection.sendall(OK + NO_BODY)
-        ended.release()
-
-    with listening(serve) as url:
-        transport = http.Transport(Sender(url).endpoint, {}, 4, SOON, SOON)
-        responses = [transport.send(transport.request({}, b"")) for _ in range(3)]
-        for response in responses:
-            response.release_conn()
-        transport.tidy()
-        assert len(transport._idle) == 3
-        for kept in transport._idle[:2]:
-            kept.opened_at -= OLDEST
-        transport.tidy()
-        assert all(ended.acquire(timeout=SOON) for _ in range(2))
-        assert len(transport._idle) == 1
-        transport.close()
+        sender.webhook.close()
 
 
 def whole_request(connection: socket.socket) -> bytes:

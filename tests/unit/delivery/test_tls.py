@@ -6,6 +6,7 @@ import socket
 import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,6 +228,26 @@ def test_a_silent_proxy_is_held_to_the_deadline(scheme: str, settings: dict[str,
         result = sender.once()
     assert failure(result) in ("no answer in time", "the proxy: no answer in time", "the proxy: no connection in time")
     assert result.seconds < 30
+
+
+def test_a_handshake_that_drips_through_a_proxy_with_tls_is_held_to_the_deadline(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes of a TLS record, one by one."""
+
+    def serve(connection: ssl.SSLSocket) -> None:
+        connection.recv(65536)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        for byte in b"\x16\x03\x03\x20\x00" + bytes(300):
+            connection.sendall(bytes([byte]))
+            time.sleep(0.1)
+
+    monkeypatch.setenv("SSL_CERT_FILE", authority.ca())
+    with tls_listening(authority, serve) as proxy:
+        monkeypatch.setenv("https_proxy", proxy.endpoint.url.get_secret_value().removesuffix("/hook"))
+        result = Sender("https://receiver.example/hook", QUICK).once()
+    assert failure(result) == "TLS: no handshake in time"
+    assert result.seconds < 15
 
 
 def test_a_slow_handshake_through_a_proxy_is_held_to_the_deadline(authority: Authority) -> None:

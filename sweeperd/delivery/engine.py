@@ -83,11 +83,8 @@ class Engine:
         self._reader.touch(ending)
 
     def between_rounds(self, change: Callable[[], None]) -> None:
-        """Call this while no operation of the reader is under way: now, if the reader was not started."""
-        if self.started and self._threads[1].is_alive():
-            self._reader.change(change)
-        else:
-            change()
+        """Call this while no operation of the reader is under way. The reader has to be started."""
+        self._reader.change(change)
 
     def allow(self, concurrency: int) -> None:
         """From now on allow this many requests in flight."""

@@ -10,14 +10,19 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.config import RedisSettings
 from sweeperd.context import Timing
-from sweeperd.delivery import watcher
+from sweeperd.delivery import engine, watcher
 from sweeperd.delivery.intake import READ_BYTES
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
-from sweeperd.store import Shard
+from sweeperd.progress import Progress, working
+from sweeperd.store import Shard, streams
+from tests.support.builders import StillClock
 from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
 from tests.support.harness import eventually, waits
 from tests.support.receiver import Answer, Receiver, Request
+from tests.support.servers import Server
 
 
 def receivers(requests: list[Request]) -> Counter[str]:
@@ -116,14 +121,60 @@ def test_news_is_told_once_until_the_reader_has_set_the_cursor(shard: Shard, cli
             eventually(lambda: client.info("clients")["blocked_clients"])
 
 
-def test_an_empty_answer_is_no_news(shard: Shard, client: redis.Redis) -> None:
+def test_an_empty_answer_is_no_news(server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes before the socket times out."""
+    impatient = Shard(RedisSettings.model_validate({"url": server.url, "socket_timeout": "400ms"}))
     news = list[bool]()
-    made = watcher.Watcher(shard, Timing(block=0.02), lambda: news.append(True))
+    made = watcher.Watcher(impatient, Timing(block=3600), lambda: news.append(True))
     made.watch_from(*expire(client, "one"))
     client.config_resetstat()
     with watching(made):
         eventually(lambda: client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0) > 2)
     assert not news
+    assert "the watch for new events" not in caplog.text
+
+
+class Stop(threading.Event):
+    """A stop that comes at the third wait, or after many looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = list[float | None]()
+        self._looks = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout)
+        return len(self.waits) == 3
+
+    def is_set(self) -> bool:
+        self._looks += 1
+        return len(self.waits) == 3 or self._looks > 50
+
+
+@pytest.mark.parametrize("error", [RedisUnavailable("gone"), ValueError("a fault of ours")])
+def test_in_trouble_the_watch_pauses_and_says_so(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    silent, clock, stop = list[float](), StillClock(0), Stop()
+
+    def last_id(*_: object) -> bytes:
+        silent.append(work.silent_for)
+        clock.now += 100
+        raise error
+
+    monkeypatch.setattr(streams, "last_id", last_id)
+    with working(Progress(clock.now_ms)) as work:
+        watcher.Watcher(shard, Timing(recovery_pause=0.7), lambda: None).run(stop)
+    assert stop.waits == [0.7] * 3
+    assert silent == [0] * 3, "each try is progress"
+    assert "the watch for new events waits for redis" in caplog.text or "is not watched" in caplog.text
+
+
+def test_without_the_right_to_wait_it_waits_between_two_looks(own_shard: Shard) -> None:
+    own_shard.client.acl_setuser("default", enabled=True, nopass=True, commands=["-xread"])
+    stop = Stop()
+    watcher.Watcher(own_shard, Timing(), lambda: None).run(stop)
+    assert stop.waits == [watcher.POLL_EVERY] * 3
 
 
 def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: redis.Redis) -> None:
@@ -148,14 +199,37 @@ def test_an_idle_shard_costs_few_commands(shard: Shard, client: redis.Redis) -> 
         assert sum(each["calls"] for each in client.info("commandstats").values()) < 150
 
 
+def test_a_settler_without_work_is_not_stuck(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "STUCK", -shard.patience)
+    with running(shard, endpoints("http://127.0.0.1:9", 1)) as made:
+        (settler,) = [each for each in threading.enumerate() if each.name == f"settle-{shard.name}"]
+        eventually(lambda: waits(settler))
+        assert "settle thread" not in made.dispatcher.stuck
+
+
+def test_a_system_without_threads_leaves_none_behind(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        if thread.name.startswith("read-"):
+            raise RuntimeError("can't start new thread")
+        original(thread)
+
+    original = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", start)
+    made = Running(shard, endpoints("http://127.0.0.1:9", 1), Metrics())
+    made.dispatcher.prepare()
+    with pytest.raises(RuntimeError):
+        made.dispatcher.start()
+    assert made.dispatcher.join(time.monotonic() + 10)
+
+
 # ---- the stop
 
 
 def test_a_stop_does_not_wait_for_the_next_look(shard: Shard) -> None:
     never = 3600.0
     with running(shard, endpoints("http://127.0.0.1:9", 1), block=never, heartbeat_every=never, **RARELY) as made:
-        engine = made.dispatcher._engine
-        eventually(lambda: engine._reader._clock_read[1])
+        reader = made.dispatcher._engine._reader
+        eventually(lambda: reader._clock_read[1])
 
 
 def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, client: redis.Redis) -> None:
@@ -211,6 +285,7 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             assert lanes["e0"] is before.dispatcher.lanes[0]
             assert lanes["e1"] is not before.dispatcher.lanes[1]
             assert after.dispatcher.complete
+            assert after.dispatcher._engine._settler.together == 4
             expire(client, "later")
             receiver.wait_for(lambda requests: receivers(requests) == {"e0": 2, "e1": 1, "e2": 1, "moved": 1, "new": 1})
             answered.set()

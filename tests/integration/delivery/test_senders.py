@@ -10,7 +10,7 @@ from sweeperd import progress
 from sweeperd.delivery.batches import Batch, BatchLimits
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, EndpointStateCache, Redelivery
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.senders import BatchSender
+from sweeperd.delivery.senders import BatchSender, Pace
 from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import (
@@ -243,6 +243,32 @@ def test_while_the_circuit_is_open_only_a_probe_is_sent(shard: Shard, probe: boo
     ((action, _),) = acts(sending.send(entries(1), probe=probe))
     assert action is (Disposition.ACKNOWLEDGE if probe else Disposition.RELEASE)
     assert len(sending.client.requests) == probe
+
+
+def test_a_fault_of_ours_ends_the_hand_over_and_parks_the_events(shard: Shard) -> None:
+    def fail(_: DeliveryResult) -> None:
+        raise ValueError("a fault of ours")
+
+    sending, events = Sending(shard), entries(2)
+    sending.client.observe = fail
+    (settlement,) = sending.send(events)
+    assert (settlement.action, settlement.ids) == (Disposition.NACK, ids(events))
+    assert [entry.alone for entry in settlement.entries] == [True, True]
+    assert sending.client.ended == 1
+
+
+def test_each_request_that_waits_for_max_rate_is_counted_once() -> None:
+    firsts, waits = list[bool](), [0.0, 0.5, 0.25, 0.0, 0.0]
+
+    class Limit:
+        def take(self, *, first: bool) -> float:
+            firsts.append(first)
+            return waits.pop(0)
+
+    limit: Any = Limit()
+    batch = Batch(tuple(entries(1)))
+    assert [Pace(limit=limit).wait(batch) for _ in range(5)] == [0.0, 0.5, 0.25, 0.0, 0.0]
+    assert firsts == [True, True, False, False, True]
 
 
 def test_close_closes_the_client(shard: Shard) -> None:

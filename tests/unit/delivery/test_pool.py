@@ -1,5 +1,6 @@
 """Whose turn it is in the pool of senders, how many requests are in flight, and which threads there are."""
 
+import itertools
 import math
 import os
 import threading
@@ -19,7 +20,7 @@ from sweeperd.delivery.senders import Sent
 from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.outbox import OutboxEntry
 from sweeperd.progress import Progress
-from tests.support.harness import eventually
+from tests.support.harness import eventually, waits
 
 
 class Sender:
@@ -247,14 +248,20 @@ def test_lanes_that_hang_one_after_another_hold_a_bounded_number_of_requests(wor
     eventually(lambda: len(world.settled.ids) == 20)
 
 
-def test_the_relay_has_requests_of_its_own(world: World) -> None:
+def test_neither_the_relay_nor_a_lane_that_stops_waits_for_others(world: World) -> None:
+    world.now = 1000.0
     busy = hold(world, "busy")
     world.put(busy, 50)
     eventually(lambda: busy.sender.in_flight == 4)
     relay = hold(world, "relay", requests=2)
     world.put(relay, 5)
     eventually(lambda: relay.sender.in_flight == 2)
-    time.sleep(3 * pool.LEAST_SLOW)
+    stopping = world.lane("stopping")
+    stopping.stop.set()
+    world.put(stopping)
+    eventually(lambda: len(world.settled.ids) == 1)
+    world.now += 1
+    world.pool.tend()
     assert relay.sender.in_flight == 2
 
 
@@ -355,7 +362,7 @@ def test_threads_come_as_they_are_needed_and_go_when_they_are_idle(
     lane = hold(world, "busy")
     world.put(lane, 10)
     eventually(lambda: lane.sender.in_flight == 4)
-    assert 4 <= len(world.pool.threads) <= 5
+    assert 4 <= len({thread.name for thread in world.pool.threads}) <= 5
     lane.sender.answered.set()
     eventually(lambda: len(world.settled.ids) == 10)
     eventually(lambda: world.pool.threads == [])
@@ -388,9 +395,9 @@ def test_a_sender_that_dies_at_once_is_replaced(world: World, monkeypatch: pytes
 
 
 def test_idle_senders_are_woken_for_what_they_can_do(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for a batch, and one of them when a wait is over."""
+    """One for a batch, and one of them when a wait is over. At the start of each part some may not sleep yet."""
     monkeypatch.setattr(pool, "IDLE", 3600.0)
-    lane = hold(world, "lane")
+    lane, waiting = hold(world, "lane"), world.lane("waiting")
     world.put(lane, 4)
     eventually(lambda: lane.sender.in_flight == 4)
     lane.sender.answered.set()
@@ -400,13 +407,19 @@ def test_idle_senders_are_woken_for_what_they_can_do(world: World, monkeypatch: 
     for number in range(20):
         world.put(lane)
         eventually(lambda number=number: len(world.settled.ids) == 5 + number)
-    assert world.looks <= 3 * 20, "as the event is put, as one wakes up for it, and when it has sent it"
+    assert world.looks <= 3 * 20 + len(threads), "to put the event, to wake up for it, and when it is sent"
     eventually(lambda: not lane.works)
     world.looks = 0
     lane.sender.waits = [0.01] * 20
     world.put(lane)
     eventually(lambda: len(world.settled.ids) == 25)
-    assert world.looks <= 1 + 2 * 21 + 5, "as the wait is over, and when it is known how long the next one is"
+    assert world.looks <= 1 + 2 * 21 + len(threads), "when a wait is over, and to find the next one"
+    waiting.sender.waits = [3600.0]
+    world.put(waiting)
+    eventually(lambda: world.pool.held_up == {waiting} and all(map(waits, threads)))
+    world.looks, times = 0, itertools.count(1)
+    eventually(lambda: world.pool.tend() or next(times) == 20, pause=0.01)
+    assert world.looks <= 20 + len(threads), "nobody looks before the wait is over"
     assert set(world.pool.threads) == threads
 
 

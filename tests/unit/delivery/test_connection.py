@@ -304,6 +304,30 @@ def test_a_connection_is_not_used_for_ever() -> None:
         sender.webhook.close()
 
 
+def test_connections_that_are_not_used_again_do_not_stay_open() -> None:
+    """A burst leaves some, and their receiver closes them or the endpoint rests."""
+    ended = threading.Semaphore(0)
+
+    def serve(connection: socket.socket) -> None:
+        while connection.recv(65536):
+            connection.sendall(OK + NO_BODY)
+        ended.release()
+
+    with listening(serve) as url:
+        transport = http.Transport(Sender(url).endpoint, {}, 4, SOON, SOON)
+        responses = [transport.send(transport.request({}, b"")) for _ in range(3)]
+        for response in responses:
+            response.release_conn()
+        transport.tidy()
+        assert len(transport._idle) == 3
+        for kept in transport._idle[:2]:
+            kept.opened_at -= OLDEST
+        transport.tidy()
+        assert all(ended.acquire(timeout=SOON) for _ in range(2))
+        assert len(transport._idle) == 1
+        transport.close()
+
+
 def whole_request(connection: socket.socket) -> bytes:
     """Head and JSON body, which may come in pieces; empty at the end."""
     data = b""

@@ -326,7 +326,8 @@ def test_a_threshold_is_crossed_at_the_very_unit(book: Book, allocated: int) -> 
 
 @pytest.mark.parametrize("allocated", EDGES)
 def test_the_utilization_is_rounded_down(book: Book, allocated: int) -> None:
-    for share in (Fraction(1, 3), Fraction(4, 5), Fraction(99999, 100000), Fraction(1)):
+    below = Fraction(6678643691886543162, MOST)  # of MOST 0.7241, but less if divided as doubles
+    for share in (Fraction(1, 3), below, Fraction(4, 5), Fraction(99999, 100000), Fraction(1)):
         used, scope = max(1, int(allocated * share)), f"s{share}"
         watch(book, scope, thresholds=(1,), allocated=allocated)
         book.event(used, [scope])

@@ -13,6 +13,8 @@ from sweeperd.outbox.filters import FilterNote, read_filters
 from sweeperd.outbox.groups import LONG_IDLE_MS
 from sweeperd.outbox.replays import ReplayCount, ReplaySpan, ReplaySubscription, filter_gap
 from sweeperd.store import Shard
+from sweeperd.store.scripts import Call
+from tests.lua.builders import NOW, frozen
 from tests.support.deliveries import EVENTS, expire
 from tests.support.fixtures import full
 from tests.support.harness import server_time
@@ -160,6 +162,17 @@ def test_silence_counts_only_while_redis_answers(
         client.hset(KEY, "answered", f"{numbers(client, 'answered')[0]} {server_time(client) - 3_600_000}")
         old.note()
     assert living(shard) == {"old"}, "a dead process does not count for ever"
+
+
+@pytest.mark.parametrize(("pause", "counted"), [(0, 0), (4000, 4000), (5000, 5000), (5001, 1000), (-1, 0)])
+def test_a_gap_counts_whole_or_for_a_fifteenth_of_the_silence(pause: int, counted: int, client: redis.Redis) -> None:
+    client.hset(KEY, mapping={"answered": f"20000 {NOW - pause}", "heard:last": f"{5000 + counted} 1"})
+    client.hset(KEY, mapping={"heard:gone": f"{4999 + counted} 1", "heard:ahead": "90000 7"})
+    frozen(NOW, "delivery/note_filters").run(client, Call([KEY.encode()], ["us", "{}", 15_000, 5000]))
+    assert numbers(client, "answered") == [20_000 + counted, NOW]
+    assert numbers(client, "heard:us") == [20_000 + counted, NOW]
+    assert numbers(client, "heard:ahead") == [20_000 + counted, 7], "`answered` was lost since"
+    assert (client.hexists(KEY, "heard:last"), client.hexists(KEY, "heard:gone")) == (True, False)
 
 
 def test_filters_that_differ_for_long(shard: Shard, client: redis.Redis, process: Callable[..., Process]) -> None:

@@ -103,6 +103,7 @@ def fill(client: Any) -> None:
     letter: dict[Any, Any] = {"event": "1-1", "endpoint": "billing", "reason": "why", "attempts": 1, "id": "r1"}
     client.xadd(DEAD, letter, id="3-1")
     client.hset(GROUPS, "running", NOTE)
+    client.hset(FILTERS, mapping={"answered": "90000 5", "heard:silent": "0 1", "filters:silent": "{}"})
     for key in (ENDPOINTS, CIRCUITS, PROCESSES):
         client.hset(key, "ahead@us", '{"at":9000000000000}')
     client.hset(RATES, "acme", f"{NOW - 10} 100 1 0")

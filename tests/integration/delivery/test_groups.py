@@ -144,7 +144,8 @@ def test_parked_events_that_were_removed_are_told_without_the_right_to_read_agai
     outbox.nack("hook", outbox.read("hook", 1))
     delivery.dispatcher.maintain()
     client.xgroup_delconsumer(EVENTS, "hook", PARKED)
-    client.acl_setuser("default", commands=["-xgroup|setid"])
+    # All but SETID; Redis 6.2 can't take away a subcommand.
+    client.acl_setuser("default", commands=["-xgroup", "+xgroup|create", "+xgroup|destroy", "+xgroup|delconsumer"])
     delivery.dispatcher.maintain()
     assert remade(delivery) == 1
     assert any("are lost to it" in message for message in caplog.messages)

@@ -501,9 +501,9 @@ def test_a_page_of_dead_letters_where_the_stream_is_about_to_end(stream: Outbox,
 
 
 def calls(client: redis.Redis) -> int:
-    """How many scripts have run."""
+    """How many scripts have run. The first call fails where it is not loaded."""
     rows: Any = client.info("commandstats")
-    return sum(row["calls"] for name, row in rows.items() if name.startswith("cmdstat_eval"))
+    return sum(row["calls"] - row["failed_calls"] for name, row in rows.items() if name.startswith("cmdstat_eval"))
 
 
 @pytest.mark.every_redis

@@ -55,7 +55,11 @@ _REPLAYS = (
     "tests/integration/delivery/test_replays.py",
     "tests/integration/cli/test_replay_span.py",
 )
-_QUARANTINE = ("tests/integration/cli/test_quarantine.py",)
+_QUARANTINE = (
+    "tests/integration/cli/test_quarantine.py",
+    "tests/integration/cli/test_kind_quarantine.py",
+    "tests/integration/ops/test_forms.py",
+)
 _RECONCILE = (
     "tests/lua/test_reconcile_scripts.py",
     "tests/integration/ops/test_deadlines.py",

@@ -244,6 +244,7 @@ def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, 
         with running(shard, endpoints(receiver.url, 1), webhooks=webhooks) as made:
             (lane,) = made.dispatcher.lanes
             expire(client, "one")
+            receiver.wait_for(lambda requests: len(requests) == 1)
             eventually(lambda: lane.queue and not lane.works)
             made.dispatcher._engine.between_rounds(change)
             hangs.wait(30)
@@ -411,6 +412,13 @@ def test_what_is_due_again_does_not_wait_for_the_next_look(shard: Shard, client:
             made.dispatcher._engine._reader._refresh_every = 3600.0
             expire(client, "one")
             receiver.wait_for(lambda requests: len(requests) == 4)
+
+
+def test_what_is_settled_makes_room_for_the_next_events(shard: Shard, client: redis.Redis) -> None:
+    never: dict[str, Any] = RARELY | {"block": 3600.0, "heartbeat_every": 3600.0}
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), concurrency=4, **never):
+        expire(client, *map(str, range(50)))
+        receiver.wait_for(lambda requests: len(requests) == 50)
 
 
 def test_a_run_until_idle_reads_what_came_after_the_page(shard: Shard, client: redis.Redis) -> None:

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from sweeperd.delivery import cpu_policy
+from sweeperd.outbox import PARKED
 from sweeperd.store import Shard
 from tests.support.deliveries import Deliver, expire
 from tests.support.harness import eventually
@@ -30,8 +31,9 @@ def test_the_threads_of_batches(
     client: redis.Redis, shard: Shard, deliver: Deliver, endpoint: dict[str, Any], batch: bool
 ) -> None:
     rule = os.SCHED_BATCH if batch else os.sched_getscheduler(0)
-    with deliver("http://127.0.0.1:9/", 2, endpoint):
+    with deliver("http://127.0.0.1:9/", 2, endpoint) as delivery:
         expire(client, "one")
+        eventually(lambda: [owner for owner, *_ in delivery.pending().values()] == [PARKED])
         wanted = dict.fromkeys(["read", "settle", "send"], rule)
         eventually(lambda: policies(shard.name) == wanted)  # a thread chooses after it has started
     assert os.sched_getscheduler(0) != os.SCHED_BATCH, "the thread that starts them stays as it was"

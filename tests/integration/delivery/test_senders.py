@@ -271,6 +271,24 @@ def test_each_request_that_waits_for_max_rate_is_counted_once() -> None:
     assert firsts == [True, True, False, False, True]
 
 
+@pytest.mark.parametrize(("begins", "counted"), [(0.0, 0), (7.5, 1)])
+def test_a_batch_that_waits_for_a_sweep_is_counted_once(begins: float, counted: int) -> None:
+    class Turns:
+        limited = True
+
+        def book(self) -> float:
+            return begins
+
+        def wait(self, begins: float) -> float:
+            return begins
+
+    turns: Any = Turns()
+    told = list[bool]()
+    pace, batch = Pace(turns, waits=lambda: told.append(True)), Batch(tuple(entries(1)))
+    assert [pace.wait(batch), pace.wait(batch)] == [begins, begins]
+    assert len(told) == counted
+
+
 def test_close_closes_the_client(shard: Shard) -> None:
     sending = Sending(shard)
     sending.sender.close()

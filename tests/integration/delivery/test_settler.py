@@ -151,6 +151,15 @@ def test_each_action(shard: Shard) -> None:
     assert (letter[b"event"], letter[b"reason"]) == (gathering.taken[1].id, b"HTTP 500")
 
 
+@pytest.mark.parametrize(("action", "wait"), [(Disposition.RELEASE, 0.0), (Disposition.NACK, 30.0)])
+def test_a_parked_event_is_due_after_its_wait(shard: Shard, action: Disposition, wait: float) -> None:
+    gathering = Gathering(shard, 1, together=1, timing=Timing(clock=lambda: 1000.0))
+    gathering.add(gathering.taken, action)
+    gathering.thread.start()
+    gathering.end()
+    assert 1000 + wait / 2 <= gathering.lane.due_at <= 1000 + wait * 1.5
+
+
 def test_a_single_one_does_not_wait_for_more(shard: Shard) -> None:
     gathering = Gathering(shard, 2, together=100)
     gathering.thread.start()

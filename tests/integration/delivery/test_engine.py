@@ -364,6 +364,26 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
     assert passed["cmdstat_xack"]["calls"] < acknowledged / 20
 
 
+def test_an_event_that_is_read_where_unwanted_ones_were_to_be_passed_is_delivered(
+    shard: Shard, client: redis.Redis
+) -> None:
+    """The group was not where the reader had left it."""
+    with Receiver() as receiver:
+        wanted = zip(endpoints(receiver.url, 2), ("acme", "globex"), strict=True)
+        with running(shard, [each | {"tenants": [tenant]} for each, tenant in wanted], **RARELY):
+            (last,) = expire(client, "one")
+
+            def done() -> bool:
+                groups: Any = client.xinfo_groups(EVENTS)
+                return all(each["last-delivered-id"] == last and not each["pending"] for each in groups)
+
+            eventually(done)
+            client.xgroup_setid(EVENTS, "e0", "0")
+            expire(client, *map(str, range(20)), tenant="another")
+            receiver.wait_for(lambda requests: len(requests) == 2)
+    assert len(receiver.event_ids) == 1
+
+
 def test_a_page_of_large_events_that_nobody_wants_is_bounded_in_bytes(shard: Shard, client: redis.Redis) -> None:
     with client.pipeline(transaction=False) as pipeline:
         for number in range(400):

@@ -14,11 +14,12 @@ import redis
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
 from sweeperd.delivery import scan
+from sweeperd.delivery.order import OrderedQueue
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
 from sweeperd.store import Shard
-from sweeperd.store.lease import holder
+from sweeperd.store.lease import Lease, holder
 from tests.support.deliveries import Deliver, Delivery, Running, expire, settled
 from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
@@ -116,6 +117,21 @@ def test_a_failed_event_holds_back_its_key_and_nothing_else(client: redis.Redis,
         eventually(lambda: delivery.events("delivered") == 6)
         names = [name for each in receiver.requests for _, name in events(each)]
         assert [name for name in names if name[0] == "a"][-3:] == ["a1", "a2", "a3"]
+
+
+def test_what_is_pending_is_learnt_once_as_long_as_the_lease_is_held(
+    client: redis.Redis, deliver: Deliver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It costs a scan of all that is pending."""
+    lost, beats = list[bool](), list[bool]()
+    lose, hold = OrderedQueue.lose, Lease.hold
+    monkeypatch.setattr(OrderedQueue, "lose", lambda queue: lost.append(True) or lose(queue))
+    monkeypatch.setattr(Lease, "hold", lambda lease: beats.append(True) or hold(lease))
+    with Receiver() as receiver, deliver(receiver.url, 1, BY_TENANT, timing=Timing(block=0.1, heartbeat_every=0.05)):
+        eventually(lambda: len(beats) > 5)
+        expire(client, "one")
+        receiver.wait_for(lambda requests: len(requests) == 1)
+    assert len(lost) == 1
 
 
 def test_only_the_oldest_events_of_keys_are_probes(client: redis.Redis, deliver: Deliver) -> None:

@@ -105,6 +105,7 @@ class Settler:
                 for lane, refused in self._refused.items():
                     settlements[lane] = refused + settlements.get(lane, [])
                 self._refused = {}
+            progress.step()
             cpu_policy.follow(batch=bool(settlements) and all(lane.limits.events > 1 for lane in settlements))
             if settlements:
                 self._settle(settlements, last=last)

@@ -12,12 +12,13 @@ import redis
 
 from sweeperd.config import RedisSettings
 from sweeperd.context import Timing
-from sweeperd.delivery import engine, watcher
+from sweeperd.delivery import engine, settler, watcher
 from sweeperd.delivery.intake import READ_BYTES
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.progress import Progress, working
 from sweeperd.store import Shard, streams
+from sweeperd.store.operations import run_together
 from tests.support.builders import StillClock
 from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
 from tests.support.harness import eventually, waits
@@ -202,9 +203,28 @@ def test_an_idle_shard_costs_few_commands(shard: Shard, client: redis.Redis) -> 
 def test_a_settler_without_work_is_not_stuck(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "STUCK", -shard.patience)
     with running(shard, endpoints("http://127.0.0.1:9", 1)) as made:
-        (settler,) = [each for each in threading.enumerate() if each.name == f"settle-{shard.name}"]
-        eventually(lambda: waits(settler))
+        (thread,) = [each for each in threading.enumerate() if each.name == f"settle-{shard.name}"]
+        eventually(lambda: waits(thread))
         assert "settle thread" not in made.dispatcher.stuck
+
+
+def test_a_settler_that_hangs_before_its_first_command_is_stuck(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+
+    def hang(*arguments: Any) -> Any:
+        goes_on.wait(30)
+        return run_together(*arguments)
+
+    monkeypatch.setattr(engine, "STUCK", -shard.patience)
+    monkeypatch.setattr(settler, "run_together", hang)
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1)) as made:
+        expire(client, "one")
+        eventually(lambda: "settle thread" in made.dispatcher.stuck)
+        time.sleep(0.05)
+        assert "settle thread" in made.dispatcher.stuck
+        goes_on.set()
 
 
 def test_a_system_without_threads_leaves_none_behind(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:

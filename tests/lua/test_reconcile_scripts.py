@@ -224,6 +224,27 @@ def test_a_kinds_index_is_right_or_not(
 
 
 @pytest.mark.parametrize(
+    ("note", "fault"),
+    [
+        # The sweep set the score, 101 ms after now, and noted the deadline.
+        (f"{NOW - 5000} {NOW + 101}", [b"wrong_score", b"%d" % (NOW - 5000), b"%d" % (NOW + 101)]),
+        # The service has set the score since, or there is no note: the score is the deadline.
+        (f"{NOW - 5000} {NOW + 100}", []),
+        (None, []),
+    ],
+)
+def test_a_score_is_the_deadline_unless_the_sweep_has_set_it(
+    world: World, note: str | None, fault: list[bytes]
+) -> None:
+    world.client.hset("seat:1", "state", "HELD")
+    world.client.zadd("seats", {"1": NOW + 101})
+    if note is not None:
+        world.client.hset("notes", "1", note)
+    call = Call([b"seats", b"seats:aside", b"seat:1", b"notes"], ["1", "", "score", 100, 0, "in_grace"])
+    assert frozen(NOW, KIND).run(world.client, call) == fault
+
+
+@pytest.mark.parametrize(
     ("budget", "sign", "amount", "outcome"),
     [
         ({"reserved": 5, "remaining": 7}, "+", 5, b"repaired"),

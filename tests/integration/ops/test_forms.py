@@ -75,8 +75,11 @@ def test_a_quarantined_entry_is_listed_shown_and_put_back(
     quarantine = Quarantine(shard, kind, 10)
     assert [(each.id, each.reason) for each in quarantine.find(ALL)] == [(entry.encode(), "INVALID_PLAN")]
     assert [(each.reason, each.newest) for each in count_reasons(shard, kind)] == [("INVALID_PLAN", (entry,))]
+    if kind.marks is not None:
+        client.hset(kind.marks, entry, "INVALID_EXPIRY as it was once")
     (change,) = next(quarantine.requeue(ALL))
     assert change.problem.startswith("INVALID_PLAN"), "it would be quarantined again"
+    assert [each.reason for each in quarantine.find(ALL)] == ["INVALID_PLAN"], "and is listed as that"
     inspection = inspect(settings, shard, kind, entry.encode())
     assert inspection is not None
     assert inspection.sweep.detail == "INVALID_PLAN"

@@ -13,7 +13,7 @@ from sweeperd.kit.samples import DEADLINE, Sample, derived_samples, sample_of
 from sweeperd.store.shard import Shard
 from sweeperd.sweep import Decision
 from sweeperd.sweep.explanation import explain
-from tests.lua.kinds.forms import BACK, EACH, FORMS, JOB, JSON, MEMBER, SCORED
+from tests.lua.kinds.forms import BACK, EACH, FORMS, JOB, JSON, MEMBER, ORDER, SCORED
 from tests.lua.kinds.world import SEATS, settings_of
 from tests.support.builders import make_sweeper
 
@@ -196,6 +196,10 @@ def text_of(**fields: Any) -> str:
     return json.dumps({"state": "HELD", "show": "s1", "customer": "c1", "expires": {"at": DEADLINE}} | fields)
 
 
+#: The length of a filler that makes the text 65,536 bytes.
+ROOM = 65_536 - len(text_of(filler=""))
+
+
 @pytest.mark.every_redis
 @pytest.mark.parametrize("qty", ["3", "9007199254740993", "0"])
 @pytest.mark.parametrize("show", ["s1", r": 5, \"x", r"\u0073\u0031", "[1,2]", r"\\"])
@@ -221,7 +225,8 @@ def test_numbers_are_exact_and_texts_stay(client: Any, qty: str, show: str) -> N
         ({"order": {"qty": 1.5}}, ("quarantined", "INVALID_PLAN", "no amount: 1.5")),
         ({"order": {"qty": -3}}, ("quarantined", "INVALID_PLAN", "no amount: -3")),
         ({"state": "SOLD"}, ("skipped", "SOLD", "")),
-        ({"filler": "x" * 65_536}, ("quarantined", "INVALID_JSON", "more than 65536 bytes")),
+        ({"filler": "x" * ROOM}, ("expired", "", "")),
+        ({"filler": "x" * (ROOM + 1)}, ("quarantined", "INVALID_JSON", "more than 65536 bytes")),
     ],
 )
 def test_values_of_json(client: Any, fields: dict[str, Any], expected: tuple[str, str, str]) -> None:
@@ -282,15 +287,15 @@ def line(number: int, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.every_redis
 def test_a_template_is_repeated_for_each_element(client: Any) -> None:
-    stock = {f"stock:p{n}": {"hash": {"free": "0", "held": str(n)}} for n in range(1, 120)}
-    items = [line(number) for number in range(1, 120)]
+    stock = {f"stock:p{n}": {"hash": {"free": "0", "held": str(n)}} for n in range(1, 128)}
+    items = [line(number) for number in range(1, 128)]
     hold = HOLD | {
         "hash": HOLD["hash"] | {"items": json.dumps(items)},
         "keys": stock | {"carts:given": {"string": "1"}},
     }
     lab, _ = loaded(client, EACH, hold)
     assert run(lab).outcome == "expired"
-    assert [client.hmget(f"stock:p{n}", "free", "held") for n in (1, 119)] == [[b"1", b"0"], [b"119", b"0"]]
+    assert [client.hmget(f"stock:p{n}", "free", "held") for n in (1, 127)] == [[b"1", b"0"], [b"127", b"0"]]
     assert client.get("carts:given") == b"2"
 
 
@@ -320,6 +325,21 @@ def test_all_elements_are_checked_before_the_first_write(
     if outcome == "quarantined":
         assert client.hmget("stock:p1", "free", "held") == [b"0", b"4"]
         assert client.get("carts:given") == b"1"
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ([], ("expired", "", "")),
+        ([{"sku": "p1"}], ("expired", "", "")),
+        ({"sku": "p1"}, ("quarantined", "INVALID_PLAN", "order.items: not a JSON array")),
+    ],
+)
+def test_elements_of_a_json_entry(client: Any, items: Any, expected: tuple[str, str, str]) -> None:
+    lab = cart(client, text_of(order={"items": items}), **ORDER)
+    client.hset("stock:p1", "free", 1)
+    assert why(run(lab)) == expected
+    assert client.hget("stock:p1", "free") == (b"2" if items == [{"sku": "p1"}] else b"1")
 
 
 def test_a_renewal_between_two_sweeps_counts(client: Any) -> None:

@@ -244,6 +244,16 @@ def test_a_score_is_the_deadline_unless_the_sweep_has_set_it(
     assert frozen(NOW, KIND).run(world.client, call) == fault
 
 
+@pytest.mark.parametrize(("later", "fault"), [(100, None), (101, b"wrong_score")])
+def test_a_deadline_in_seconds(world: World, later: int, fault: bytes | None) -> None:
+    deadline, score = (f"{(NOW + ms) / 1000:.3f}" for ms in (5000, 5000 + later))
+    world.client.hset("seat:1", "until", deadline)
+    world.client.zadd("seats", {"1": score})
+    call = Call([b"seats", b"seats:aside", b"seat:1"], ["1", "", "until", 100, 0, "not_due", "", 1000])
+    found = frozen(NOW, KIND).run(world.client, call)
+    assert found[:2] == ([fault, deadline.encode()] if fault else [])
+
+
 @pytest.mark.parametrize(
     ("budget", "sign", "amount", "outcome"),
     [

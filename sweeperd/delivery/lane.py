@@ -52,6 +52,8 @@ class Brake:
     def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf) -> None:
         self._pause, self._patience = pause, patience
         self._wait = pause
+        #: Whether the current try has found room, or has found none and so made the wait longer.
+        self._judged = False
         self._clock = clock
         #: When the wait began.
         self._since = 0.0
@@ -67,19 +69,22 @@ class Brake:
 
     def hold(self, *, room: bool | None = None) -> None:
         """
-        There is no room for all events, or a try begins: the next one follows after the pause. `room`: whether a try
-        has found room for some.
+        There is no room for all events, or a try begins: the next one follows after the pause. `room`: whether a call
+        of the try has found room for some. The call that fills the room and those after it belong to the same try.
         """
         now = self._clock()
-        if room is not None:
-            self._wait = self._pause if room else min(2 * self._wait, LONGEST_BRAKE * self._pause)
+        if room:
+            self._wait = self._pause
+        elif room is False and not self._judged:
+            self._wait = min(2 * self._wait, LONGEST_BRAKE * self._pause)
+        self._judged = room is not None
         if not self.waiting:
             self.waiting, self._since = True, now
         self.until = now + self._wait if now < self._since + self._patience else math.inf
 
     def release(self) -> None:
         """There was room for all events of a try."""
-        self.waiting, self._wait = False, self._pause
+        self.waiting, self._wait, self._judged = False, self._pause, False
 
 
 class Work:

@@ -161,12 +161,14 @@ def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
     assert not brake.holds
 
 
-def test_the_brake_holds_longer_while_there_is_no_room_at_all(clock: ManualClock) -> None:
+def test_the_brake_holds_longer_after_each_try_that_finds_no_room_at_all(clock: ManualClock) -> None:
     brake, waits = Brake(1.0, clock), []
-    for room in (False, False, False, False, None, True, False):
-        brake.hold(room=room)
+    for calls in ([False, False], [False], [False], [False], [], [True, False, False], [False, True], [False, False]):
+        for room in calls:
+            brake.hold(room=room)
         waits.append(brake.until - clock.now)
-    assert waits == [2, 4, 8, 8, 8, 1, 2]
+        brake.hold()
+    assert waits == [2, 4, 8, 8, 8, 1, 1, 2]
     brake.release()
     brake.hold()
     assert brake.until - clock.now == 1

@@ -123,13 +123,21 @@ def test_the_relay_and_single_events_have_turns_of_their_own(deliveries: Deliver
 
 
 def test_a_wait_ends_with_the_sweep(deliveries: Deliveries) -> None:
-    deliveries.deliver(100, cpu=0.1, relay=True)
+    deliveries.deliver(100, cpu=0.002, relay=True)
     over = deliveries.sweep()
     over.__enter__()
     deliveries.stop.then = lambda: over.__exit__(None, None, None)
-    deliveries.deliver(2, cpu=0.1, relay=True)
+    deliveries.deliver(2, cpu=0.002, relay=True)
     assert deliveries.times.waits == [LOOK_EVERY]
     assert deliveries.counted == 1
+
+
+def test_the_looks_of_a_long_wait_are_few(deliveries: Deliveries) -> None:
+    deliveries.deliver(100, cpu=0.8, relay=True)
+    with deliveries.sweep():
+        deliveries.deliver(2, cpu=0.8, relay=True)
+    assert sum(deliveries.times.waits) == pytest.approx(10, rel=0.01)
+    assert len(deliveries.times.waits) <= 11
 
 
 def test_the_first_delivery_beside_a_sweep_does_not_wait(deliveries: Deliveries) -> None:

@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 LATE = 5.0
 #: If more events are given up together, one log line tells of all of them.
 LOGGED = 10
-#: While there is no room at all, the pause between two tries of the relay grows up to this many times its length.
-LONGEST_BRAKE = 8
+#: While there is no room at all, the pause between two tries of the relay is this part of the time without room, and at
+#: most this many times as long as otherwise.
+BRAKE_PART, LONGEST_BRAKE = 1 / 32, 8
 #: How many calls of the relay are in flight: while Redis works on one, the process prepares the other.
 RELAY_CALLS = 2
 
@@ -51,12 +52,9 @@ class Brake:
 
     def __init__(self, pause: float, clock: Callable[[], float] = time.monotonic, patience: float = math.inf) -> None:
         self._pause, self._patience = pause, patience
-        self._wait = pause
-        #: Whether the current try has found room, or has found none and so made the wait longer.
-        self._judged = False
         self._clock = clock
-        #: When the wait began.
-        self._since = 0.0
+        #: When the wait began, and when there was room last.
+        self._since = self._room_at = 0.0
         #: Whether there was no room at the last try.
         self.waiting = False
         #: When the next try may begin; inf: never.
@@ -67,24 +65,22 @@ class Brake:
         """Whether it is too early to try again, and a try follows."""
         return self.waiting and self._clock() < self.until < math.inf
 
-    def hold(self, *, room: bool | None = None) -> None:
+    def hold(self, *, room: bool = False) -> None:
         """
-        There is no room for all events, or a try begins: the next one follows after the pause. `room`: whether a call
-        of the try has found room for some. The call that fills the room and those after it belong to the same try.
+        There is no room for all events, or a try begins: the next one follows after the pause. `room`: whether a try
+        has found room for some.
         """
         now = self._clock()
-        if room:
-            self._wait = self._pause
-        elif room is False and not self._judged:
-            self._wait = min(2 * self._wait, LONGEST_BRAKE * self._pause)
-        self._judged = room is not None
         if not self.waiting:
-            self.waiting, self._since = True, now
-        self.until = now + self._wait if now < self._since + self._patience else math.inf
+            self.waiting, self._since, self._room_at = True, now, now
+        if room:
+            self._room_at = now
+        pause = min(max(self._pause, BRAKE_PART * (now - self._room_at)), LONGEST_BRAKE * self._pause)
+        self.until = now + pause if now < self._since + self._patience else math.inf
 
     def release(self) -> None:
         """There was room for all events of a try."""
-        self.waiting, self._wait, self._judged = False, self._pause, False
+        self.waiting = False
 
 
 class Work:

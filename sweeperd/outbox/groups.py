@@ -127,8 +127,13 @@ class ConsumerGroups:
         self._seen.discard(group)
 
     def held_elsewhere(self, group: str) -> bool:
-        """Whether another process, living or dead, has events in hand."""
-        summary = self._client.xpending(self._key, group)
+        """Whether another process, living or dead, has events in hand. A lost group has none."""
+        try:
+            summary = self._client.xpending(self._key, group)
+        except redis.ResponseError as error:
+            if not is_missing_group(error):
+                raise
+            return False
         return any(row["name"] != self._consumer and not is_waiting(row["name"]) for row in summary["consumers"])
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:

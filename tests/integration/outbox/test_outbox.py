@@ -210,6 +210,8 @@ def test_events_that_other_processes_hold(stream: Outbox, other: Outbox, client:
     assert other.groups.held_elsewhere(GROUP)
     stream.nack(GROUP, [first, second])
     assert not other.groups.held_elsewhere(GROUP), "parked"
+    client.xgroup_destroy(KEY, GROUP)
+    assert not other.groups.held_elsewhere(GROUP), "a group that is lost holds nothing"
 
 
 def test_claim(stream: Outbox, other: Outbox, client: redis.Redis) -> None:

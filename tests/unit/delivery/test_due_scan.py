@@ -161,14 +161,23 @@ def test_the_brake_holds_for_its_pause(clock: ManualClock) -> None:
     assert not brake.holds
 
 
-def test_the_brake_holds_longer_after_each_try_that_finds_no_room_at_all(clock: ManualClock) -> None:
+def test_the_brake_holds_longer_while_there_is_no_room_at_all(clock: ManualClock) -> None:
+    """But never much longer than the time without room so far, so that an end of it is noticed soon."""
     brake, waits = Brake(1.0, clock), []
-    for calls in ([False, False], [False], [False], [False], [], [True, False, False], [False, True], [False, False]):
-        for room in calls:
+    for seconds, rooms in (
+        (0, [False]),
+        (32, [False]),
+        (32, [False]),
+        (64, [False]),
+        (1000, [False]),
+        (0, [True, False]),
+    ):
+        clock.now += seconds
+        for room in rooms:
             brake.hold(room=room)
         waits.append(brake.until - clock.now)
-        brake.hold()
-    assert waits == [2, 4, 8, 8, 8, 1, 1, 2]
+    assert waits == [1, 1, 2, 4, 8, 1]
+    clock.now += 1000
     brake.release()
     brake.hold()
     assert brake.until - clock.now == 1

@@ -113,13 +113,17 @@ class Rival:
 
 
 class CyclesDispatcher:
-    """Takes pending deliveries of one shard, one after the other; now and then it stands still for a while."""
+    """
+    Takes pending deliveries of one shard, one after the other. Until the faults are healed, it stands still for a while
+    now and then: with a small `dispatch_backlog`, hours would pass until all events have been taken.
+    """
 
     def __init__(self, plan: Plan, shard: ShardPlan) -> None:
         self._shard = Shard(RedisSettings.model_validate({"url": shard.url}), shard.prefix, shard.name)
         self._random = random.Random(f"{plan.seed} dispatcher {shard.name}")
         #: The ids of the deliveries, in order.
         self.taken: list[bytes] = []
+        self.healed = False
 
     def run(self) -> None:
         """The work of a thread."""
@@ -134,4 +138,5 @@ class CyclesDispatcher:
                     if taken is None:
                         break
                     self.taken.append(taken)
-            kernels.KERNEL.pause(self._random.choice([0.2, 1.0, 1.0, 5.0, 90.0 * self._random.random()]))
+            pauses = [0.2, 1.0, 1.0, 5.0, 90.0 * self._random.random()]
+            kernels.KERNEL.pause(self._random.choice(pauses[:3] if self.healed else pauses))

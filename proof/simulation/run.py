@@ -144,6 +144,7 @@ class Simulation:
             for number, role in enumerate(plan.roles, 1)
         ]
         self.rivals: list[Rival] = []
+        self.dispatchers: list[CyclesDispatcher] = []
         self.settings = plan.settings
         self.faults, self.operators = Faults(self), Operators(self)
         numbers = itertools.count(1)
@@ -170,6 +171,7 @@ class Simulation:
                 self.rivals.append(rival)
                 self.kernel.spawn("rival", rival.run, Host(f"client-rival-{shard.name}"))
             dispatcher = CyclesDispatcher(self.plan, shard)
+            self.dispatchers.append(dispatcher)
             self.kernel.spawn("dispatcher", dispatcher.run, Host(f"client-dispatcher-{shard.name}"))
         self.faults.begin()
         self.operators.begin()
@@ -178,6 +180,8 @@ class Simulation:
             client.stop = True
         self.faults.heal()
         self.operators.heal()
+        for dispatcher in self.dispatchers:
+            dispatcher.healed = True
         self._settle()
         if self.plan.trickle:
             self._trickle()

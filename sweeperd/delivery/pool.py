@@ -228,13 +228,14 @@ class Pool:
     def _parts(self, now: float) -> tuple[int, int]:
         """
         How many requests are the part of a lane whose requests are all slow, and of any other one: of the lanes in the
-        round, and those with requests in flight. When requests that hang hold twice `concurrency`, each lane's part is
-        a single one.
+        round, and those with requests in flight. When requests that hang hold twice `concurrency`, besides one of each
+        lane, each lane's part is a single one.
         """
-        if len(self._in_flight) >= 2 * self._concurrency:
+        slow = len(self._slow(now))
+        if len(self._in_flight) - slow >= 2 * self._concurrency:
             return 1, 1
         lanes = len(self._round) + sum(not lane.in_round for lane in self._busy)
-        quick = lanes - len(self._slow(now))
+        quick = lanes - slow
         return -(-self._concurrency // max(1, lanes)), -(-self._concurrency // max(1, quick))
 
     def _slow(self, now: float) -> set[Lane]:

@@ -248,6 +248,18 @@ def test_lanes_that_hang_one_after_another_hold_a_bounded_number_of_requests(wor
     eventually(lambda: len(world.settled.ids) == 20)
 
 
+def test_a_lane_has_its_part_though_many_others_hang_with_a_request_each(world: World) -> None:
+    world.now = 1000.0
+    for number in range(12):
+        lane = hold(world, str(number))
+        world.put(lane)
+        eventually(lambda: lane.sender.in_flight == 1)  # noqa: B023 - called at once
+        world.now += 1
+    other = hold(world, "other")
+    world.put(other, 6)
+    eventually(lambda: other.sender.in_flight == 4)
+
+
 def test_neither_the_relay_nor_a_lane_that_stops_waits_for_others(world: World) -> None:
     world.now = 1000.0
     busy = hold(world, "busy")

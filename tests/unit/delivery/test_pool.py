@@ -257,7 +257,7 @@ def test_a_lane_has_its_part_though_many_others_hang_with_a_request_each(world: 
         world.now += 1
     other = hold(world, "other")
     world.put(other, 6)
-    eventually(lambda: other.sender.in_flight == 4)
+    eventually(lambda: other.sender.in_flight == 4, 10)  # the others hang for 20 s
 
 
 def test_neither_the_relay_nor_a_lane_that_stops_waits_for_others(world: World) -> None:

@@ -15,9 +15,9 @@ DELIVERY_SHARE, RELAY_SHARE = 0.15, 0.08
 HANDFUL = 0.01
 #: The estimated CPU time of the first delivery and of the first batch, seconds, and the weight of each new measurement.
 FIRST_ESTIMATE, FIRST_BATCH, WEIGHT = 0.001, 0.005, 0.125
-#: How often a waiting delivery checks whether the sweep has ended, seconds. If half of its wait is longer, it checks
-#: after that time, because the checks of 1,000 endpoints would take a whole core.
-LOOK_EVERY = 0.02
+#: How often a waiting delivery checks whether the sweep has ended, seconds: in a short wait, and in a long one, because
+#: the short checks of 1,000 endpoints would take a whole core.
+LOOK_EVERY, LONG_LOOK_EVERY = 0.02, 0.25
 
 
 class Turns:
@@ -50,7 +50,7 @@ class Turns:
     def wait(self, begins: float) -> float:
         """How long to wait for a reserved turn before the next look, seconds; 0 if it starts or the sweep has ended."""
         left = begins - self._cpu_turns.clock() if begins and self._cpu_turns.sweeping else 0.0
-        return min(max(0.0, left), max(LOOK_EVERY, left / 2))
+        return min(max(0.0, left), max(LOOK_EVERY, min(left / 2, LONG_LOOK_EVERY)))
 
     def use(self, work: Callable[[], ResultT]) -> ResultT:
         """Do the work of a turn, and measure its CPU time."""

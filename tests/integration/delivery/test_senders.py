@@ -257,6 +257,21 @@ def test_a_fault_of_ours_ends_the_hand_over_and_parks_the_events(shard: Shard) -
     assert sending.client.ended == 1
 
 
+def test_a_fault_of_ours_in_the_wait_keeps_no_batch(shard: Shard, caplog: pytest.LogCaptureFixture) -> None:
+    """The thread of the pool would end with the batch in hand."""
+
+    class Limit:
+        def take(self, *, first: bool) -> float:
+            raise ValueError("a fault of ours")
+
+    limit: Any = Limit()
+    sending = Sending(shard)
+    client: Any = sending.client
+    sender = BatchSender(sending.lane, client, sending.encoder.request, Pace(limit=limit))
+    assert sender.wait(Batch(tuple(entries(1)))) == 0.0
+    assert "before its turn" in caplog.text
+
+
 def test_each_request_that_waits_for_max_rate_is_counted_once() -> None:
     firsts, waits = list[bool](), [0.0, 0.5, 0.25, 0.0, 0.0]
 

@@ -215,12 +215,14 @@ class WebhookClient:
         return max(self._backoff(state), asked + CLOCK_ERROR if asked else 0.0)
 
     def send_once(self, request: WebhookRequest) -> Exchange:
-        """Send this request, without retries."""
+        """Send this request, without retries. A header that came several times is told once, with all values."""
         span = self.span(request)
         try:
-            return self.send(request, span)
+            exchange = self.send(request, span)
         finally:
             span.end()
+        headers = urllib3.HTTPHeaderDict(exchange.response_headers.items())
+        return replace(exchange, response_headers=dict(headers.itermerged()))
 
     def send(self, webhook: WebhookRequest, span: Span) -> Exchange:
         """Send this request once, in the span of its hand-over."""

@@ -13,8 +13,8 @@ class _Current(threading.local):
 
 _current = _Current()
 
-#: The rule of the process.
-_USUAL = os.sched_getscheduler(0) if hasattr(os, "sched_getscheduler") else None
+#: The rule of the process, and its priority.
+_USUAL = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_getscheduler") else None
 
 
 def follow(*, batch: bool) -> None:
@@ -30,4 +30,4 @@ def follow(*, batch: bool) -> None:
         return
     _current.batch = batch
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH if batch else _USUAL, os.sched_param(0))
+        os.sched_setscheduler(0, *((os.SCHED_BATCH, os.sched_param(0)) if batch else _USUAL))

@@ -486,7 +486,7 @@ class _Target(http.client.HTTPConnection):
 
 class _Bounded:
     """
-    A connection whose exchange ends in time. If a receiver sends a byte now and then, a request of urllib3 never ends.
+    A connection whose exchange ends in time. If a receiver sends a byte now and then, http.client waits for ever.
     """
 
     response_class = _Response
@@ -546,8 +546,6 @@ class _Bounded:
         return open_ and not self._unread.poll(0) and not self._decrypted()
 
     def send(self, data: Any) -> None:
-        if self.sock is None:
-            self.connect()
         left = memoryview(data)
         try:
             while left:
@@ -585,8 +583,8 @@ class Transport:
     POSTs to one endpoint over connections that stay open. `fixed`: the headers of each request. Threads may share a
     transport. Everything that is the same for each request is computed once.
 
-    requests prepares the first request, and urllib3 makes the connections. Both would take more than half of the time
-    of each request to decide what is decided already, so a transport sends by itself.
+    requests prepares what all requests have in common, and urllib3 makes the connections. To send, both would take more
+    than half of the time of a request, and decide again what is decided already.
 
     A transport follows no redirect, keeps no cookie and reads no netrc. If the endpoint names no proxy or CAs, the
     environment at the start names them.

@@ -34,9 +34,9 @@ class Pool:
     """
     The lanes with a batch that may be sent take turns, a batch each. `concurrency` requests are in flight, each lane's
     part of them while others wait. A slow request does not count for lanes below their part, and a lane with no other
-    ones does not lessen the parts of others, so a receiver that hangs delays nobody: at most twice `concurrency`
-    requests are in flight, and one more of each lane. Each thread that takes a batch
-    makes sure that another one takes the next.
+    ones does not lessen the parts of others, so a receiver that hangs delays nobody. In all, at most twice
+    `concurrency` requests are in flight, and one more of each lane. Each thread that takes a batch makes sure that
+    another one takes the next.
 
     What a batch waits for (`max_rate`, a sweep, the back-off before a quick retry) holds no thread: the batch goes back
     to its lane, and the lane leaves the round until the batch is due.

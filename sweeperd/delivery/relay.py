@@ -267,7 +267,7 @@ class _Matches:
             return subscriptions
         known = self._known.get((tenant, scope))
         if known is None:
-            wanted = event_type(fields), category(fields), decode(scope)
+            wanted = event_type(fields), category(event_type(fields)), decode(scope)
             known = tuple(each.subscription_id for each in subscriptions if each.matches(*wanted))
             self._known[tenant, scope] = known
         return known

@@ -29,7 +29,7 @@ class Announcements:
 
     def delivery_failed(self, endpoint: str, event: Fields, deliveries: int, reason: str) -> Entry:
         """For a dead letter. Empty if the event is itself an announcement, so that announcements cannot cause more."""
-        if category(event) in ("system", "webhook"):
+        if category(event_type(event)) in ("system", "webhook"):
             return []
         details = {"endpoint": endpoint, "event_type": event_type(event), "attempts": deliveries, "reason": reason}
         message = f"an event for {endpoint} was given up on"

@@ -136,7 +136,7 @@ def _event(_shard: str, event: Message, fields: Fields) -> dict[str, Any]:
         {
             "event_id": event.event_id,
             "event_type": event.event_type,
-            "category": event.event_type.partition(".")[0],
+            "category": category(event.event_type),
             "timestamp": _time(fields, b"expired_at") or _time(fields, b"at"),
             "tenant_id": _text(fields, b"tenant"),
             "scope": _text(fields, b"scope"),
@@ -176,9 +176,9 @@ def is_expiry(fields: Fields) -> bool:
     return event_type(fields).endswith(".expired")
 
 
-def category(fields: Fields) -> str:
+def category(event_type: str) -> str:
     """The category of an event: its type up to the first dot. For a configured kind this is the kind's name."""
-    return event_type(fields).partition(".")[0]
+    return event_type.partition(".")[0]
 
 
 def _data(fields: Fields) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class ReplaySpan:
             return False
         if self.tenant is not None and decode(fields.get(b"tenant", b"")) != self.tenant:
             return False
-        if self.event_type is not None and self.event_type not in (event_type(fields), category(fields)):
+        if self.event_type is not None and self.event_type not in (event_type(fields), category(event_type(fields))):
             return False
         return self.since_ms <= _time_ms(entry, fields) < self.until_ms
 

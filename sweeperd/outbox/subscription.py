@@ -45,7 +45,7 @@ class EventFilter:
         if self._events is None:
             return b"type" not in fields or is_expiry(fields)  # an expired reservation has no type field
         expired = is_expiry(fields)
-        return event_type(fields) in self._events or (expired and category(fields) in self._events)
+        return event_type(fields) in self._events or (expired and category(event_type(fields)) in self._events)
 
     def _wants_scope(self, scope: bytes) -> bool:
         return any(

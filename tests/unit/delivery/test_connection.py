@@ -14,7 +14,7 @@ import urllib3
 import urllib3.connection
 
 from sweeperd.delivery import http
-from sweeperd.delivery.http import HEAD_LIMIT, OLDEST, Result, begin_exchange, bounded
+from sweeperd.delivery.http import HEAD_LIMIT, OLDEST, Result, bounded
 from tests.support.deliveries import MESSAGE, Sender
 from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Answer, Receiver
@@ -272,21 +272,6 @@ def test_a_connection_is_bounded_once() -> None:
     assert kind is not own
     assert own in kind.__mro__
     assert bounded(kind) is kind
-
-
-def test_a_request_that_is_made_call_by_call_is_sent_too() -> None:
-    """http.client can do that, and a later urllib3 might."""
-    with Receiver() as receiver:
-        host = receiver.url.removeprefix("http://").removesuffix("/hook")
-        connection = bounded(OwnKind)(host, timeout=SOON)
-        begin_exchange(SOON)
-        connection.putrequest("POST", "/hook")
-        connection.putheader("Content-Length", "4")
-        connection.putheader("webhook-id", "evt_1")
-        connection.endheaders(b"body")
-        (request,) = receiver.wait_for(lambda requests: len(requests) == 1)
-        connection.close()
-    assert (request.event_id, request.body) == ("evt_1", b"body")
 
 
 def test_a_connection_is_not_used_for_ever() -> None:

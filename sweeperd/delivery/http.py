@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import requests
 import requests.adapters
@@ -637,8 +638,9 @@ class Transport:
             headers.update(self._fixed)
             pattern.prepare_headers(headers)
             pattern.prepare_body(b"", None)
-            if any(auth := requests.utils.get_auth_from_url(self._url)):
-                pattern.prepare_auth(auth)
+            url = urlsplit(self._url)
+            if url.username or url.password:  # requests sends nothing of a user without a colon
+                pattern.prepare_auth((unquote(url.username or ""), unquote(url.password or "")))
             self._headers, self._pattern = dict(pattern.headers), pattern
         return self._pattern
 

@@ -86,7 +86,9 @@ def test_netrc_does_not_overwrite_a_header(tmp_path: Path, monkeypatch: pytest.M
     assert "Authorization" not in none.headers
 
 
-@pytest.mark.parametrize(("part", "sent"), [("user:p%40ss", b"user:p@ss"), ("user:", b"user:"), (":pass", b":pass")])
+@pytest.mark.parametrize(
+    ("part", "sent"), [("user:p%40ss", b"user:p@ss"), ("user:", b"user:"), ("user", b"user:"), (":pass", b":pass")]
+)
 def test_user_and_password_of_the_url(part: str, sent: bytes) -> None:
     with Receiver() as receiver:
         Sender(receiver.url.replace("//", f"//{part}@")).once()

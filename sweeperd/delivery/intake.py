@@ -276,13 +276,17 @@ class Intake:
             surplus = [*held, *surplus]
         if gone:
             yield from lane.give_up(gone, GONE)
-        if surplus:
-            lane.parked = True
-            yield from outbox.release.part(lane.group, surplus)
-            self.scan.released(surplus)
+        yield from self._release(surplus)
         if unwanted:
             yield from outbox.acknowledge_unwanted.part(lane.subscription, unwanted)
         return len(wanted) - len(held) if probe else len(wanted)
+
+    def _release(self, entries: Sequence[OutboxEntry]) -> Operation[None]:
+        """Park these events, which are due at once."""
+        if entries:
+            self.lane.parked = True
+            yield from self.lane.outbox.release.part(self.lane.group, entries)
+            self.scan.released(entries)
 
     def _take_back(self) -> Operation[bool]:
         """
@@ -292,7 +296,7 @@ class Intake:
         entries = yield from self.scan.take_orphaned(self._refresh_every)
         there = [entry for entry in entries if entry.pairs]
         if there:
-            yield from self.lane.outbox.release.part(self.lane.group, there)
+            yield from self._release(there)
             fields = self.lane.log_fields | {"events": len(there)}
             log.warning("events that no process has in hand are taken back", extra=fields)
         if gone := [entry for entry in entries if not entry.pairs]:
@@ -322,7 +326,7 @@ class Intake:
             young = [entry for entry in entries if entry.added_ms >= before_ms]
             if lane.order is not None:
                 lane.order.add(young)
-            yield from outbox.release.part(group, young)
+            yield from self._release(young)
             yield from self._bury([entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms])
             return bool(entries)
         any_old = False

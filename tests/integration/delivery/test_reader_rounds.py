@@ -6,6 +6,7 @@ No thread runs here. The reader's clock is the test's own, and its waits are not
 
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from sweeperd.delivery import reader
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
 from sweeperd.delivery.in_flight import InFlight, Room
+from sweeperd.delivery.order import OrderedQueue
 from sweeperd.delivery.pool import Pool
 from sweeperd.delivery.settler import Settler
 from sweeperd.metrics import Metrics
@@ -31,6 +33,7 @@ from sweeperd.outbox import (
     Replication,
 )
 from sweeperd.store import Shard
+from sweeperd.store.lease import Lease
 from sweeperd.store.streams import StreamId
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
@@ -84,8 +87,9 @@ class Reader:
         initial: float = 20.0,
         max_age_ms: int = HOUR_MS,
         replication: Replication | None = None,
-        limits: BatchLimits | None = None,
+        limits: BatchLimits = batch_limits(),  # noqa: B008 - frozen
         until_idle: bool = False,
+        ordered: bool = False,
         **endpoint: Any,
     ) -> None:
         self.now = 1000.0
@@ -100,6 +104,8 @@ class Reader:
         self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
         self.circuit = CircuitBreaker(30.0, 3600.0, self.clock)
         timing = Timing(clock=self.clock)
+        lease = Lease(shard, "order:hook", timedelta(seconds=timing.take_over_after))
+        order = OrderedQueue(limits, self.clock, lease, "tenant", 1000, lambda: None) if ordered else None
         self.lane = make_lane(
             shard,
             endpoint=endpoint,
@@ -107,8 +113,9 @@ class Reader:
             circuit=self.circuit,
             redelivery=self.redelivery,
             in_flight=self.in_flight,
-            limits=limits or batch_limits(),
-            queue=BatchQueue(limits or batch_limits(), self.clock),
+            limits=limits,
+            queue=BatchQueue(limits, self.clock) if order is None else order,
+            order=order,
             metrics=self.metrics,
             timing=timing,
         )
@@ -205,6 +212,20 @@ def test_a_step_takes_no_more_than_there_is_room_for(
     waiting = expire(client, *map(str, range(10)))
     parked(client, *waiting, idle_ms=10**8)
     fresh = expire(client, *map(str, range(10, 30)))
+    reader.steps()
+    assert set(reader.in_flight.ids()) == {*waiting[:due], *fresh[:new]}
+
+
+@pytest.mark.parametrize(("capacity", "due", "new"), [(1, 1, 0), (4, 2, 2), (5, 2, 3)])
+def test_a_step_of_a_lane_with_an_order_leaves_half_of_the_room_to_new_events(
+    client: redis.Redis, make_reader: MakeReader, capacity: int, due: int, new: int
+) -> None:
+    reader = make_reader(capacity=capacity, ordered=True)
+    waiting = [expire(client, "waits", tenant=f"waiting {number}")[0] for number in range(10)]
+    parked(client, *waiting, idle_ms=10**8)
+    reader.steps()
+    assert len(reader.in_flight) == 0, "it has learnt what is pending"
+    fresh = [expire(client, "new", tenant=f"new {number}")[0] for number in range(10)]
     reader.steps()
     assert set(reader.in_flight.ids()) == {*waiting[:due], *fresh[:new]}
 
@@ -808,6 +829,25 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
     letters = [fields[b"attempts"] for _, fields in entries(client, DEAD_LETTERS)]
     assert letters == [b"2" if taken else b"0"] * 2, "no delivery is counted that was none"
     assert list(reader.pending) == (young if taken else [])
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_what_was_read_beside_old_events_is_sent_when_the_circuit_closes(
+    client: redis.Redis, make_reader: MakeReader, at_noon: int, ordered: bool
+) -> None:
+    """Another process has taken an old event since the reader has looked at the group, so it reads a young one."""
+    reader = make_reader(ordered=ordered)
+    reader.steps()
+    add(client, at_noon - HOUR_MS - 2, "old 1", "old 2", tenant="old")
+    client.xreadgroup("hook", "another", {EVENTS: ">"}, count=1, noack=True)
+    (young,) = add(client, at_noon, "young")
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(2)
+    assert reader.given_up == [(b"old 2", b"HTTP 500")]
+    assert reader.pending == {young: (PARKED, 0)}
+    reader.circuit.succeeded()
+    reader.steps()
+    assert reader.in_flight.ids() == [young]
 
 
 def test_what_was_never_tried_is_kept_while_the_circuit_rests_on_one_event(

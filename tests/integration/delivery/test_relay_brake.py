@@ -21,6 +21,7 @@ LATE = b"9999999999999"  # an expiry that is never an hour old
 PENDING, PROCESSING, LOCK, NOTES = "dispatch:pending", "dispatch:processing", "dispatch:ordering:lock", "sweeperd:relay"
 LIMIT = 3
 HOUR = 3_600_000
+WAIT = 10_000
 
 
 class Moments(Clock):
@@ -110,8 +111,8 @@ def test_an_event_with_more_deliveries_than_the_limit_needs_an_empty_list(
 @pytest.mark.parametrize(
     ("still_ms", "lock_ms", "held"),
     [
-        (179_000, None, True),
-        (181_000, None, False),
+        (179_999, None, True),
+        (180_000, None, False),
         (181_000, 60_000, True),  # a replica has died with the lock, which will end
         (181_000, -1, False),  # a lock without a TTL is no sign of life
         (-60_000, None, True),  # the clock was set back
@@ -277,6 +278,44 @@ def test_a_fast_dispatcher_soon_gets_as_many_as_the_limit(shard: Shard, client: 
     assert [world.step() for _ in range(11)] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 1000]
     clock.now += 30_000
     assert world.step() == 2
+
+
+@pytest.mark.parametrize(
+    ("since", "taken", "mark", "after"),
+    [
+        (2 * WAIT, 0, "", (0, 0, 10)),
+        (2 * WAIT + 1, 0, "", (0, 0, 2)),
+        (-WAIT, 0, "", (-WAIT, 0, 10)),
+        (-WAIT - 1, 0, "", (0, 0, 2)),
+        (WAIT // 2, 6, "", (WAIT // 2, 6, 10)),
+        (WAIT // 2, 7, "", (0, 0, 12)),
+        (WAIT - 1, 100, "left", (WAIT - 1, 100, 10)),
+        (WAIT, 100, "left", (0, 0, 20)),
+        (WAIT, 10, "left", (0, 0, 10)),
+    ],
+    ids=[
+        "nearly silent",
+        "silent",
+        "a clock a little behind",
+        "a clock set back",
+        "empty and no faster",
+        "empty and faster",
+        "too short to tell",
+        "never empty and faster",
+        "never empty and no faster",
+    ],
+)
+def test_for_how_long_takings_are_counted(
+    shard: Shard, client: redis.Redis, clock: Moments, since: int, taken: int, mark: str, after: tuple[int, int, int]
+) -> None:
+    """Since when they are counted, ms ago, how many there were, and how many deliveries may be pending."""
+    notes: Any = {"at": NOW - since, "taken": taken, "mark": mark, "behind": len(mark) and 1, "admit": 10}
+    client.hset(NOTES, mapping=notes)
+    if mark:
+        client.lpush(PENDING, mark)
+    CyclesRecords(shard).write([entry(1, tenant=b"other", expired_at=LATE)])
+    noted: Any = client.hmget(NOTES, "at", "taken", "admit")
+    assert (NOW - int(noted[0]), *map(int, noted[1:])) == after
 
 
 @pytest.mark.parametrize("name", ["since", "admit"])

@@ -295,7 +295,6 @@ class OrderedQueue(BatchQueue):
         pending.remove(entry)
         if not pending:
             del self._pending[key]
-            self._look_at.pop(key, None)
 
     def _follows(self, key: bytes, entry: bytes) -> bool:
         """Whether all earlier events of the key are in hand, and few enough."""

@@ -1,16 +1,18 @@
 """Which event is the probe of an open circuit."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
 
 from sweeperd.config import EndpointSettings
+from sweeperd.delivery.order import OrderedQueue
 from sweeperd.delivery.scan import ProbeChooser
 from sweeperd.outbox import PAGE, PARKED, Outbox, OutboxEntry, Subscription
 from sweeperd.store import Shard
 from sweeperd.store.operations import run
+from tests.support.builders import batch_limits
 from tests.support.deliveries import EVENTS, expire
 
 
@@ -33,9 +35,9 @@ def parked(outbox: Outbox, client: redis.Redis, *deliveries: int) -> list[bytes]
     return ids
 
 
-def chooser(outbox: Outbox, **endpoint: Any) -> ProbeChooser:
+def chooser(outbox: Outbox, order: OrderedQueue | None = None, **endpoint: Any) -> ProbeChooser:
     settings = EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:9/"} | endpoint)
-    return ProbeChooser(Subscription(settings), outbox)
+    return ProbeChooser(Subscription(settings), outbox, order)
 
 
 def probed(outbox: Outbox, probes: ProbeChooser, count: int) -> list[bytes]:
@@ -57,6 +59,14 @@ def probe(outbox: Outbox, probes: ProbeChooser) -> OutboxEntry:
 
 def test_nothing_waits(outbox: Outbox) -> None:
     assert took(chooser(outbox)) == []
+
+
+def test_a_replay_that_has_handed_out_its_last_event_reads_no_more(outbox: Outbox, client: redis.Redis) -> None:
+    (waits,) = parked(outbox, client, 1)
+    expire(client, "new")
+    probes = chooser(outbox)
+    probes._subscription.exhausted = True
+    assert [entry.id for entry in took(probes)] == [waits]
 
 
 def test_a_new_event_goes_before_one_that_was_sent_and_is_no_probe_of_another_process(
@@ -136,3 +146,23 @@ def _acknowledged_after(outbox: Outbox, probes: ProbeChooser, ids: Sequence[byte
     """A first probe, and then all events of the pages after it are delivered by another process."""
     assert probed(outbox, probes, 1) == [ids[0]]
     outbox.acknowledge("hook", ids[PAGE:])
+
+
+def test_with_an_order_no_event_is_a_probe_before_an_earlier_one_of_its_key(
+    outbox: Outbox, client: redis.Redis
+) -> None:
+    order = OrderedQueue(batch_limits(), lambda: 0.0, cast(Any, None), "tenant", 10, lambda: None)
+    order.owned_until, order.complete = 1.0, True
+    first, second = parked(outbox, client, 1, 1)
+    order.add(outbox.look_up(outbox.parked("hook")))
+    probes = chooser(outbox, order)
+    (later,) = expire(client, "later")
+    assert [entry.id for entry in took(probes)] == [later, first]
+    (other,) = expire(client, "other", tenant="other")
+    outbox.acknowledge("hook", [first])
+    assert [entry.id for entry in took(probes)] == [other], "the first was settled by an operator"
+    assert [entry.id for entry in took(probes)] == [second]
+    assert took(probes) == [], "it is in hand"
+    order.complete = False
+    expire(client, "unread", tenant="third")
+    assert took(probes) == []

@@ -142,7 +142,7 @@ def test_only_where_nothing_is_taken_an_old_event_does_not_wait(
     subscribe(client, "whsub_1")
     records = limited(shard)
     records.write(young(3))
-    old = entry(8, id=b"old", expired_at=b"%d" % (NOW - HOUR))
+    old = entry(8, id=b"old", expired_at=b"%d" % (NOW - HOUR + 181_000))
     recent = entry(9, id=b"recent", expired_at=b"%d" % (NOW - HOUR + 1000 + 181_000))
     assert records.write([old]).held == [old]
     client.set(LOCK, "a replica", px=600_000)

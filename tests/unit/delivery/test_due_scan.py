@@ -10,23 +10,43 @@ import pytest
 
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.lane import Brake
-from sweeperd.delivery.scan import PAGES_PER_STEP, DueScan
+from sweeperd.delivery.order import OrderedQueue
+from sweeperd.delivery.scan import PAGES_PER_STEP, PAUSE_PER_PAGE, SETTLING, WAITING, DueScan, OrderedScan
 from sweeperd.outbox import PAGE, PARKED, PARKED_ALONE, OutboxEntry, Pending
 from sweeperd.store.operations import Operation, operation
-from tests.support.builders import in_flight, redelivery
+from tests.support.builders import batch_limits, in_flight, redelivery
 
 #: The first wait of an event that was sent in vain, seconds; and that of an event after five deliveries.
 INITIAL, AFTER_FIVE = 30, 480
 
 
+#: The owners of events that wait for a process with the filter of this one, and with another one.
+OUR_FILTER, OTHER_FILTER = b"(released:ours)", b"(released:other)"
+
+
 class Listed:
-    """An outbox with exactly these pending events. A claim is kept, and gives every event."""
+    """An outbox with exactly these pending events. A claim is kept, and gives every event but the `refused` ones."""
 
     client: Any = None
 
     def __init__(self, *pending: Pending) -> None:
         self.listed = list(pending)
         self.least_idle: list[int] = []
+        self.refused: list[bytes] = []
+
+    def may_take(self, _subscription: object, owner: bytes) -> bool:
+        return owner == OUR_FILTER
+
+    @operation
+    def states(self, _group: str, ids: Sequence[bytes]) -> Operation[dict[bytes, Pending]]:
+        yield from ()
+        return {each.id: each for each in self.listed if each.id in ids}
+
+    @operation
+    def look_up(self, listed: Sequence[Pending]) -> Operation[list[OutboxEntry]]:
+        """Ten ids in a row share a tenant."""
+        yield from ()
+        return [OutboxEntry(each.id, each.deliveries, [b"tenant", each.id[:5]]) for each in listed]
 
     @operation
     def pending(self, _group: str, previous: bytes | None = None) -> Operation[list[Pending]]:
@@ -37,7 +57,9 @@ class Listed:
     def claim(self, _group: str, wanted: Sequence[Pending], min_idle_ms: int) -> Operation[list[OutboxEntry]]:
         yield from ()
         self.least_idle.append(min_idle_ms)
-        return [OutboxEntry(each.id, each.deliveries + 1, []) for each in wanted]
+        return [
+            OutboxEntry(each.id, each.deliveries + 1, [b"id", b"r"]) for each in wanted if each.id not in self.refused
+        ]
 
 
 class Scan:
@@ -95,9 +117,10 @@ def parked(number: int, idle: float, deliveries: int = 1, owner: bytes = PARKED)
     return Pending(b"%06d-0" % number, owner, int(idle * 1000), deliveries)
 
 
-def scan(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> Scan:
-    lane: Any = SimpleNamespace(
+def make_lane(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> Any:
+    return SimpleNamespace(
         group="hook",
+        subscription=None,
         outbox=outbox,
         redelivery=redelivery(INITIAL),
         in_flight=in_flight(*in_hand),
@@ -105,7 +128,10 @@ def scan(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = tim
         brake=Brake(1.0),
         due_at=math.inf,
     )
-    return Scan(lane, clock)
+
+
+def scan(outbox: Listed, *in_hand: OutboxEntry, clock: Callable[[], float] = time.monotonic) -> Scan:
+    return Scan(make_lane(outbox, *in_hand, clock=clock), clock)
 
 
 @pytest.mark.parametrize("owner", [PARKED, PARKED_ALONE])
@@ -244,9 +270,171 @@ def test_the_next_step_after_one_that_found_nothing(events: int, pause: float, c
     assert steps.due
 
 
-def test_the_end_of_all_waits_begins_a_step_at_once(clock: ManualClock) -> None:
+@pytest.mark.parametrize("what", [DueScan.end_waits, lambda steps: steps.released([])], ids=["all waits", "released"])
+def test_the_end_of_waits_begins_a_step_at_once(clock: ManualClock, what: Callable[[DueScan], None]) -> None:
     steps = scan(Listed(), clock=clock)
     steps.take(10, 5)
     assert not steps.due
-    steps.end_waits()
+    what(steps._scan)
     assert steps.due
+
+
+def test_the_next_scan_begins_when_the_first_wait_ends(clock: ManualClock) -> None:
+    """Nothing is waited for that is in hand, or in the hands of another process."""
+    in_hand = parked(3, 0)
+    others = parked(4, DEFAULT_TIMING.take_over_after - 1, owner=b"them")
+    outbox = Listed(parked(1, INITIAL - 4), parked(2, INITIAL - 3), in_hand, others)
+    steps = scan(outbox, OutboxEntry(in_hand.id, 1, [b"id", b"r1"]), clock=clock)
+    assert steps.take(10, 5) == []
+    clock.now += 2.9
+    assert not steps.due
+    clock.now += 0.1
+    assert steps.due
+
+
+def test_a_long_scan_is_not_repeated_at_once_whatever_is_parked_meanwhile(clock: ManualClock) -> None:
+    steps = scan(Listed(*(parked(number, INITIAL - 0.01) for number in range(2 * PAGE + 1))), clock=clock)
+    assert steps.take(10, 5) == []
+    steps.lane.due_at = clock.now
+    clock.now += 3 * PAUSE_PER_PAGE - 0.001
+    assert not steps.due
+    clock.now += 0.001
+    assert steps.due
+
+
+def test_what_was_parked_before_a_scan_began_begins_no_other_one(clock: ManualClock) -> None:
+    """But what is parked while it goes on does."""
+    steps = scan(Listed(*(parked(number, 1) for number in range(PAGE * PAGES_PER_STEP + 1))), clock=clock)
+    steps.lane.due_at = clock.now
+    assert (steps.take(10, 5), steps.lane.due_at) == ([], math.inf)
+    steps.lane.due_at = clock.now + 1
+    assert (steps.take(10, 5), steps.at_start, steps.lane.due_at) == ([], True, clock.now + 1)
+
+
+def test_with_the_brake_on_the_oldest_due_events_come_first(clock: ManualClock) -> None:
+    behind = PAGE * PAGES_PER_STEP
+    steps = scan(Listed(*(parked(number, 1 if number < behind else 100) for number in range(behind + 9))), clock=clock)
+    steps.lane.brake = Brake(1.0, clock)
+    steps.lane.brake.hold()
+    assert steps.take(10, 5) == []
+    first, *_ = steps.take(2, 5)
+    assert first.added_ms == behind, "the scan goes on while it finds nothing"
+    assert steps.take(2, 5) == []
+    assert steps.take(2, 5)[0] == first
+
+
+# ---- with an order
+
+
+class Ordered:
+    """The scan of a lane with an order."""
+
+    def __init__(
+        self, clock: ManualClock, *pending: Pending, known: int = 10_000, in_hand: Sequence[Pending] = ()
+    ) -> None:
+        self.outbox, self._clock = Listed(*pending), clock
+        lease: Any = None
+        self.order = OrderedQueue(batch_limits(5), clock, lease, "tenant", known, lambda: None)
+        entries = [OutboxEntry(each.id, 1, [b"id", b"r"]) for each in in_hand]
+        self.scan = OrderedScan(make_lane(self.outbox, *entries, clock=clock), self.order)
+
+    def learn(self) -> bool:
+        return _run(self.scan.learn())
+
+    def take(self, room: int = 100) -> list[int]:
+        """What is taken, by number."""
+        return [int(entry.id.partition(b"-")[0]) for entry in _run(self.scan.take(room, 0.0))]
+
+    @property
+    def next_look(self) -> float:
+        """In how many seconds."""
+        return round(self.order.next_look - self._clock.now, 3)
+
+
+def test_what_is_pending_is_learnt_step_by_step_and_then_looked_at(clock: ManualClock) -> None:
+    events = PAGE * PAGES_PER_STEP + 1
+    ordered = Ordered(clock, *(parked(number, 0) for number in range(events)))
+    for learnt, known in [(True, events - 1), (True, events), (False, events)]:
+        assert (ordered.scan.due_at, ordered.scan.at_start) == ((0.0, False) if learnt else (clock.now, False))
+        assert (ordered.learn(), len(ordered.order), ordered.order.complete) == (learnt, known, known == events)
+    assert ordered.take() == []
+    assert (ordered.next_look, ordered.scan.at_start) == (0, False), "a step looks at half of the room"
+    while ordered.next_look <= 0:
+        assert ordered.take(10**6) == []
+    assert ordered.next_look == INITIAL
+    ordered.scan.doubt()
+    ordered.outbox.listed = []
+    assert (ordered.order.complete, ordered.learn(), ordered.order.complete) == (False, True, True)
+
+
+def test_no_more_is_learnt_than_may_be_known(clock: ManualClock) -> None:
+    ordered = Ordered(clock, *(parked(number, 0) for number in range(PAGE + 30)), known=PAGE)
+    assert (ordered.learn(), len(ordered.order), ordered.order.complete, ordered.next_look) == (True, PAGE, False, 0)
+    assert (ordered.learn(), ordered.scan.due_at) == (False, clock.now)
+    for settled in ordered.outbox.listed[:5]:
+        ordered.order.forget(settled.id)
+    assert ordered.scan.due_at == 0
+    assert (ordered.learn(), len(ordered.order), ordered.order.complete) == (True, PAGE + 25, True)
+
+
+def test_what_waits_for_the_filter_of_another_process_holds_nothing_back(clock: ManualClock) -> None:
+    ordered = Ordered(clock, parked(1, 0, 0, OTHER_FILTER), parked(2, 0, 0, OUR_FILTER), parked(3, 0, 0))
+    ordered.learn()
+    assert ordered.take() == [2, 3]
+
+
+def test_of_each_key_the_next_due_events_are_taken_and_no_later_ones(clock: ManualClock) -> None:
+    waits, due, also_due = parked(10, INITIAL - 20), parked(11, INITIAL), parked(20, INITIAL)
+    ordered = Ordered(clock, waits, due, also_due, parked(21, 0, 0), parked(22, 0), parked(23, 0, 0))
+    ordered.learn()
+    assert ordered.take() == [20, 21]
+    assert ordered.next_look == 20
+    ordered.outbox.listed.remove(waits)
+    clock.now += 20
+    assert ordered.take() == [11], "what is settled elsewhere holds nothing back"
+    assert (ordered.next_look, len(ordered.order)) == (0, 5)
+
+
+@pytest.mark.parametrize(
+    ("pending", "seconds"),
+    [
+        (parked(1, INITIAL - 29), 29),
+        (parked(1, 0, 5), WAITING),
+        (parked(1, INITIAL - 0.001), DEFAULT_TIMING.scan_every),
+        (parked(1, 0, 0, OTHER_FILTER), DEFAULT_TIMING.take_over_after),
+        (parked(1, 0, owner=b"them"), SETTLING),
+        (parked(1, DEFAULT_TIMING.take_over_after - 0.5, owner=b"them"), 0.5),
+    ],
+    ids=["waits", "waits long", "waits shortly", "waits for a filter", "in hand", "in hand of a dead process"],
+)
+def test_when_the_next_event_of_a_key_is_looked_at_again(clock: ManualClock, pending: Pending, seconds: float) -> None:
+    """An operator may skip an event that waits. A process that stops may settle what it has in hand."""
+    ordered = Ordered(clock, pending)
+    (entry,) = _run(ordered.outbox.look_up.part([pending]))
+    ordered.order.add([entry])
+    ordered.order.complete = True
+    ordered.order.look_everywhere()
+    assert (ordered.take(), ordered.next_look) == ([], seconds)
+
+
+def test_what_another_process_has_claimed_meanwhile_is_looked_at_again(clock: ManualClock) -> None:
+    ordered = Ordered(clock, parked(10, INITIAL), parked(20, INITIAL))
+    ordered.learn()
+    ordered.outbox.refused = [b"000010-0"]
+    assert ordered.take() == [20]
+    assert ordered.next_look == DEFAULT_TIMING.scan_every
+    clock.now += DEFAULT_TIMING.scan_every
+    ordered.outbox.refused = []
+    assert ordered.take() == [10]
+    assert ordered.next_look == math.inf
+
+
+def test_what_is_due_by_an_operator_or_given_back_is_looked_at_at_once(clock: ManualClock) -> None:
+    ordered = Ordered(clock, parked(10, 20, 5))
+    ordered.learn()
+    assert ordered.take() == []
+    clock.now += 1
+    ordered.scan.end_waits()
+    assert (ordered.next_look, ordered.take(), ordered.next_look) == (0, [10], math.inf)
+    ordered.scan.released(_run(ordered.outbox.look_up.part(ordered.outbox.listed)))
+    assert ordered.next_look == 0

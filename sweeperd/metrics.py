@@ -28,7 +28,7 @@ OTHER_TENANTS = "_other"
 #: For one request, seconds.
 WEBHOOK_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 #: The states of an endpoint from best to worst.
-ENDPOINT_STATES = ("delivering", "muted", "open", "paused")
+ENDPOINT_STATES = ("delivering", "muted", "stalled", "open", "paused")
 #: Labels.
 SHARD, ENDPOINT, RESULT = ["shard"], ["endpoint"], ["endpoint", "result"]
 SWEEP, GROUP = ["shard", "kind"], ["shard", "group"]

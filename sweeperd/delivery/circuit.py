@@ -178,8 +178,11 @@ class CircuitBreaker:
             self._refused.clear()
             return self._fail(max(self.failures + 1, FAILURES_TO_OPEN))
 
-    def note(self, process: str, now_ms: int, rate: DeliveryRate) -> CircuitNote:
-        """What this process publishes, with the rate of its deliveries. `now_ms`: Redis's clock."""
+    def note(self, process: str, now_ms: int, rate: DeliveryRate, trouble: str = "") -> CircuitNote:
+        """
+        What this process publishes, with the rate of its deliveries. `now_ms`: Redis's clock. `trouble`: why Redis
+        keeps the process from delivering.
+        """
         is_open = self.open
         return CircuitNote(
             process=process,
@@ -189,7 +192,7 @@ class CircuitBreaker:
             rate_window=rate.window_seconds,
             probe_at=now_ms + int(self.wait * 1000) if is_open else 0,
             failures=self.failures if is_open else 0,
-            reason=self.reason if is_open else "",
+            reason=self.reason if is_open else trouble,
         )
 
     def _fail(self, failures: int) -> bool:
@@ -225,6 +228,7 @@ class CircuitPublisher:
         self._circuit = circuit
         self._publish_at = 0.0
         self._published = False
+        self._trouble = ""
         self.rate = rate or DeliveryRate()
         self._sampled = 0
         #: When an operator last closed the circuit, as read from Redis; "": not read yet.
@@ -234,14 +238,16 @@ class CircuitPublisher:
         """Write the circuit now."""
         self._store.write(self._endpoint, self._note())
 
-    def note_when_due(self, delivered: int) -> CircuitNote | None:
+    def note_when_due(self, delivered: int, trouble: str = "") -> CircuitNote | None:
         """
         The note that the caller writes now: every `Timing.note_every`, so operators see a living process. `delivered`:
-        how many events the process has delivered so far. If there are more than at the last call, the note is due.
+        how many events the process has delivered so far. `trouble`: why Redis keeps it from delivering. If either has
+        changed since the last call, the note is due.
         """
         now = self._clock()
         self.rate.add(now, delivered)
-        changed, self._sampled = delivered != self._sampled, delivered
+        changed = (delivered, trouble) != (self._sampled, self._trouble)
+        self._sampled, self._trouble = delivered, trouble
         return self._note() if changed or now >= self._publish_at else None
 
     def operator_closes(self, closed_at: bytes | None) -> bool:
@@ -264,7 +270,7 @@ class CircuitPublisher:
     def _note(self) -> CircuitNote:
         self._published = True
         self._publish_at = self._clock() + self._every
-        return self._circuit.note(self._process, self._now_ms(), self.rate)
+        return self._circuit.note(self._process, self._now_ms(), self.rate, self._trouble)
 
 
 class EndpointStateCache:

@@ -37,6 +37,7 @@ from sweeperd.outbox import (
 )
 from sweeperd.outbox.replays import ReplayNote, ReplaySubscription
 from sweeperd.store import streams
+from sweeperd.store.errors import is_refused
 from sweeperd.store.lease import process_name
 
 log = logging.getLogger(__name__)
@@ -128,11 +129,11 @@ class Dispatcher:
     def adopt(self, before: "Dispatcher") -> None:
         """
         Take over from a dispatcher of the same shard whose sweeps have stopped: the positions of the groups; and, if
-        the settings of all deliveries are the same, the engine with the lanes that did not change.
+        the settings of all deliveries are the same and its threads move, the engine with the lanes that did not change.
         """
         # If an endpoint was left out meanwhile, the position in memory is out of date, and the note decides.
         self._groups.adopt(before._groups, self._lanes.keys() & before._lanes.keys())
-        if not before._engine.started or before._handed_over or self._shared != before._shared:
+        if not before._engine.goes_on or before._handed_over or self._shared != before._shared:
             return
         before._handed_over = True
         self.close()
@@ -230,6 +231,11 @@ class Dispatcher:
         """The threads that hang, in words."""
         return [] if self._handed_over else self._engine.stuck
 
+    @property
+    def trouble(self) -> str:
+        """Why Redis keeps events waiting now; empty if it does not."""
+        return self._engine.trouble if self._delivers else ""
+
     def maintain(self) -> None:
         """
         Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
@@ -237,10 +243,16 @@ class Dispatcher:
         """
         for lane in self.lanes:
             lane.sender.tidy()
-        self.keep_groups()
+        refused: RedisUnavailable | None = None
+        try:
+            self.keep_groups()
+            with self._shard.reaching():
+                self._trim([*self._lanes, *self._replays.groups()])
+        except RedisUnavailable as error:
+            if not is_refused(error.__cause__):
+                raise
+            refused = error  # what may not be changed can be measured
         with self._shard.reaching():
-            groups = [*self._lanes, *self._replays.groups()]
-            self._trim(groups)
             letters = self._memory.letters.read(self._shard).by_endpoint
             if self._failures:
                 self._failures.look()
@@ -250,14 +262,17 @@ class Dispatcher:
                 if backlog:
                     waiting = backlog.events, backlog.oldest_seconds, letters[name]
                     self._metrics.webhooks.waiting(self._shard.name, name, *waiting)
-                self._metrics.webhooks.endpoint_state(self._shard.name, name, lane.condition)
+                state = "stalled" if lane.condition == "delivering" and self._engine.halted else lane.condition
+                self._metrics.webhooks.endpoint_state(self._shard.name, name, state)
                 if name == RELAY.name:
                     self._measure_brake(lane)
-            self._groups.remove_silent(*groups)
+            self._groups.remove_silent(*self._lanes, *self._replays.groups())
             self._circuits.remove_stale()
             for lane, backlog in zip(self.lanes, backlogs, strict=True):
                 if self._failures and backlog:
                     self._failures.judge(lane, backlog, self._shard.clock.now_ms())
+        if refused is not None:
+            raise refused
 
     def _compare_filters(self, endpoint: str) -> None:
         """Warn if processes have had different filters for longer than a rolling update takes."""

@@ -61,11 +61,30 @@ class Engine:
         return all(thread.is_alive() for thread in self._threads)
 
     @property
+    def goes_on(self) -> bool:
+        """Whether every thread runs and moves, so that lanes can be added and ended."""
+        return self.complete and not self._silent
+
+    @property
     def stuck(self) -> list[str]:
         """The threads that hang, in words."""
+        return self._silent + [f"send thread of {lane.endpoint}" for lane in self.lanes if lane.hanging]
+
+    @property
+    def _silent(self) -> list[str]:
         longest = STUCK + self._shard.patience
-        silent = [f"{work} thread" for work, progress in self._progress.items() if progress.silent_for > longest]
-        return silent + [f"send thread of {lane.endpoint}" for lane in self.lanes if lane.hanging]
+        return [f"{work} thread" for work, progress in self._progress.items() if progress.silent_for > longest]
+
+    @property
+    def halted(self) -> str:
+        """Why Redis keeps all lanes from their work now; empty if it does not."""
+        return self._reader.trouble
+
+    @property
+    def trouble(self) -> str:
+        """Why Redis keeps lanes from their work now; empty if it does not."""
+        stalled = (f"{lane.endpoint}: {lane.trouble}" for lane in self.lanes if lane.trouble)
+        return self.halted or next(stalled, "")
 
     def add(self, lanes: Sequence[Lane]) -> None:
         """Work on these lanes too."""

@@ -24,6 +24,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.progress import Progress
 from sweeperd.store import Shard
+from sweeperd.store.errors import describe
 from sweeperd.store.lease import Lease
 from sweeperd.store.operations import Operation
 
@@ -141,6 +142,8 @@ class Lane:
     due_at: float = math.inf
     #: Whether the reader has something to do as soon as the lane has room again.
     awaits_room: bool = False
+    #: Why Redis last kept the lane from its work, and until when that counts (monotonic).
+    _stalled: tuple[str, float] = "", -math.inf
     _counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sender: "Sender | None" = None
@@ -236,11 +239,13 @@ class Lane:
 
     @property
     def condition(self) -> str:
-        """The state as in `sweeperd_endpoint_state`; `open`: the circuit is open."""
+        """The state as in `sweeperd_endpoint_state`; `open`: the circuit is open; `stalled`: Redis keeps it waiting."""
         if self.state.state.paused:
             return "paused"
         if self.circuit.open:
             return "open"
+        if self.trouble:
+            return "stalled"
         return "muted" if self.state.resting else "delivering"
 
     @property
@@ -279,6 +284,16 @@ class Lane:
         the group was lost) changes nothing.
         """
         self.redelivery.counts_from_ms = max(self.redelivery.counts_from_ms, made_at)
+
+    def stall(self, error: Exception) -> None:
+        """Redis keeps the lane from reading, settling or sending. Unless it does again soon, the lane goes on."""
+        self._stalled = describe(error), self.timing.clock() + 2 * self.timing.heartbeat_every
+
+    @property
+    def trouble(self) -> str:
+        """Why Redis keeps the lane from its work now; empty if it does not."""
+        why, until = self._stalled
+        return why if self.timing.clock() < until else ""
 
     def park(self, seconds: float) -> None:
         """An event of the lane is parked, and due again after this time."""

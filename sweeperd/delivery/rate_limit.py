@@ -49,6 +49,8 @@ class RateLimit:
         self._script = Script("delivery/take_tokens")
         self._outage = Outage(log, "max_rate", {"shard": shard.name, "endpoint": endpoint})
         self._lock = threading.Lock()
+        #: Why Redis gave no tokens when it was last asked.
+        self.error: Exception | None = None
         self._tokens = 0
         #: Monotonic: when the tokens lapse, and when to ask for more.
         self._lapse_at = self._ask_at = 0.0
@@ -91,8 +93,10 @@ class RateLimit:
                 taken, micros = self._script.run(self._shard.client, call)
         except (RedisUnavailable, redis.RedisError) as error:
             self._outage.begin(error)
+            self.error = error
             return self._recovery_pause
         self._outage.end()
+        self.error = None
         self._round_trip = self._clock() - began
         self._tokens, self._lapse_at = int(taken), self._clock() + LAPSE
         return max(SHORTEST_WAIT, int(micros) / 1e6) if micros else 0.0

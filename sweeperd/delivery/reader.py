@@ -65,6 +65,8 @@ class Reader:
         self._ahead = Ahead(outbox, room)
         #: Whether lanes wait until others have fewer bytes in hand.
         self.starved = False
+        #: Why Redis keeps all lanes from their work now; empty if it does not.
+        self.trouble = ""
         #: Set by the engine when there is a watcher.
         self.watcher: Watcher | None = None
         self._intakes: dict[Lane, Intake] = {}
@@ -128,11 +130,13 @@ class Reader:
                                     return
                                 pause = 0.2
                     self._outage.end()
+                    self.trouble = ""
                     if failed and self.watcher:  # not before: it might find the old primary again
                         self.watcher.reconnect()
                     failed = False
                 except RedisUnavailable as error:
                     self._outage.begin(error)
+                    self.trouble = str(error)
                     if self._until_idle:
                         return
                     failed = True
@@ -292,7 +296,7 @@ class Reader:
         for (intake, _), outcome in zip(operations, outcomes, strict=True):
             if not isinstance(outcome, Exception):
                 did = did or bool(outcome)
-                if intake is not None:
+                if intake is not None and not intake.lane.trouble:
                     intake.outage.end()
                 continue
             if intake is not None:
@@ -313,6 +317,7 @@ class Reader:
         if is_server_trouble(error):
             return False
         intake.rests_until = self._clock() + self._timing.recovery_pause
+        intake.lane.stall(error)
         if unavailable:
             intake.outage.begin(error)
         else:
@@ -395,7 +400,9 @@ class Reader:
 
     def _publish(self, lanes: Sequence[Lane]) -> None:
         """Write the circuits of this process again when due, so operators see a living process."""
-        due = [(lane.endpoint, lane.publisher.note_when_due(lane.counts()["delivered"])) for lane in lanes]
+        due = [
+            (lane.endpoint, lane.publisher.note_when_due(lane.counts()["delivered"], lane.trouble)) for lane in lanes
+        ]
         self._circuits.write_all({endpoint: note for endpoint, note in due if note is not None})
 
     def _corrected(self, now: float, asked_at: float) -> bool:

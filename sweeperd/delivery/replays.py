@@ -98,7 +98,9 @@ class Replays:
 
     def left(self) -> int:
         """How many events of all replays are not delivered, about. Raises redis.RedisError."""
-        return sum(self._store.progress(note).left for note in self._notes().values() if not note.cancelled)
+        notes = [note for note in self._notes().values() if not note.cancelled]
+        groups = self._store.groups() if notes else {}
+        return sum(self._store.progress(note, groups).left for note in notes)
 
     def _notes(self) -> dict[str, ReplayNote]:
         return {endpoint: note for endpoint, note in self._store.all().items() if endpoint in self._endpoints}
@@ -114,10 +116,10 @@ class Replays:
         log.info("a replay begins here", extra=self._log_fields(note))
 
     def _end_finished(self, notes: Iterable[ReplayNote]) -> None:
-        for note in notes:
-            if note.cancelled:
-                continue
-            replay, exhausted = self._running.get(note.endpoint), self._store.exhausted(note)
+        running = [note for note in notes if not note.cancelled]
+        groups = self._store.groups() if running else {}
+        for note in running:
+            replay, exhausted = self._running.get(note.endpoint), self._store.exhausted(note, groups)
             if replay is not None:
                 # If a group is lost and made again, the group takes events anew.
                 replay.subscription.exhausted = exhausted

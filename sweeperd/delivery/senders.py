@@ -86,10 +86,13 @@ class Sender(abc.ABC):
     def wait(self, batch: Batch) -> float:
         """How long the batch waits before `send`, seconds; 0: not at all. What will not be sent does not wait."""
         try:
-            return self._pace.wait(batch) if self._pace.holds and not self._held_back(batch.probe) else 0.0
+            pause = self._pace.wait(batch) if self._pace.holds and not self._held_back(batch.probe) else 0.0
         except Exception:
             log.exception("a batch is sent before its turn", extra=self._lane.log_fields)
             return 0.0
+        if pause and self.limit is not None and self.limit.error is not None:
+            self._lane.stall(self.limit.error)
+        return pause
 
     def send(self, batch: Batch) -> Sent:
         """Send a batch once, or leave it if the lane rests or stops by now."""

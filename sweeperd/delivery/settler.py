@@ -130,6 +130,7 @@ class Settler:
             trouble = self._shard.unavailable(error)
             if trouble is not None:
                 fields = lane.log_fields | {"events": sum(len(one.entries) for one in mine), "error": str(trouble)}
+                lane.stall(error)
                 if last:
                     log.warning("events are left pending", extra=fields)
                     self._finish(lane, mine)

@@ -122,10 +122,10 @@ def read_endpoints(
             figures |= {"dead_letters": 0, "dead_letters_counted": True} if is_foreign else {}
             found.append(_endpoint(figures, now, "group" if is_foreign else "unknown"))
             continue
-        warnings = [WAITS if name == RELAY.name and waits else "", filters.difference(name, now)]
         state, circuit = states.get(name, EndpointState()), circuits.get(name, CircuitState())
+        warnings = [WAITS if name == RELAY.name and waits else "", circuit.stalled, filters.difference(name, now)]
         endpoint = _endpoint(figures, now, "", state, circuit, "; ".join(filter(None, warnings)), replays.get(name))
-        if stopped and endpoint.state == "delivering":
+        if (stopped or not circuit.processes) and endpoint.state == "delivering":
             endpoint = endpoint.model_copy(update={"state": "stopped"})
         found.append(_with_outlook(settings, known[name], endpoint))
     return tuple(found)

@@ -28,7 +28,8 @@ class CircuitNote(Note):
     at: int = 0
     #: When the next probe is due; 0 while the circuit is closed.
     probe_at: int = 0
-    #: How many deliveries in a row have failed, and the reason of the last failure.
+    #: How many deliveries in a row have failed, and the reason of the last failure. If the circuit is closed, the
+    #: reason is why Redis keeps the process from delivering.
     failures: int = 0
     reason: str = ""
     #: When the last delivery succeeded; 0 for never.
@@ -76,6 +77,12 @@ class CircuitState:
     def reason(self) -> str:
         """Why a delivery failed; empty while all circuits are closed."""
         return next((note.reason for note in self.notes if note.probe_at), "")
+
+    @property
+    def stalled(self) -> str:
+        """On how many processes Redis prevents deliveries, and why; empty if on none."""
+        found = [note.reason for note in self.notes if note.reason and not note.probe_at]
+        return f"cannot deliver on {len(found)} of {self.processes}: {found[0]}" if found else ""
 
 
 class CircuitStateStore:

@@ -247,15 +247,17 @@ class ReplayStore:
         cancelled = note.model_copy(update={"cancelled": True}).model_dump_json()
         return bool(self._cancel.run(self._client, Call(self._keys[1:], [note.group, note.made_at, cancelled])))
 
+    def groups(self) -> dict[bytes, dict[str, Any]]:
+        """The groups of the stream, to look at many replays."""
+        return streams.groups(self._client, self._keys[0])
+
     def position(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> StreamId | None:
         """The last event that the group has read; None if the group is missing. `groups`: those of the stream."""
-        if groups is None:
-            groups = streams.groups(self._client, self._keys[0])
-        info = groups.get(note.group.encode())
+        info = (self.groups() if groups is None else groups).get(note.group.encode())
         return None if info is None else StreamId.parse(info["last-delivered-id"])
 
-    def exhausted(self, note: ReplayNote) -> bool:
-        position = self.position(note)
+    def exhausted(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> bool:
+        position = self.position(note, groups)
         return position is not None and self._has_read_all(note, position)
 
     def _has_read_all(self, note: ReplayNote, position: StreamId) -> bool:

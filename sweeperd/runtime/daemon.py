@@ -97,8 +97,9 @@ class ShardRunner:
 
     @property
     def trouble(self) -> str:
-        """Why the work on this shard fails now; empty if it succeeds."""
-        return ", ".join(dict.fromkeys(trouble for trouble in self._troubles.values() if trouble))
+        """Why the work on this shard fails now, deliveries only if it sweeps nothing; empty if it succeeds."""
+        troubles = [*self._troubles.values(), "" if self._role.sweeps else self._waits]
+        return ", ".join(dict.fromkeys(filter(None, troubles)))
 
     @property
     def kinds(self) -> list[str]:
@@ -111,8 +112,14 @@ class ShardRunner:
 
     @property
     def missing(self) -> list[str]:
-        """The duties that no process carries out on this shard, as a sentence each."""
-        return [f"no process {duty}" for duty in self._announcer.seen.missing]
+        """What leaves this process ready: duties without a process, and deliveries that wait beside a sweep."""
+        waits = [self._waits] if self._waits and not self.trouble else []
+        return [f"no process {duty}" for duty in self._announcer.seen.missing] + waits
+
+    @property
+    def _waits(self) -> str:
+        trouble = self.delivery.trouble
+        return f"delivery waits for redis: {trouble}" if trouble else ""
 
     @property
     def address(self) -> str:

@@ -128,8 +128,14 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(shard: Shard, endpoints: list[dict[str, Any]], **how: Any) -> Iterator[Running]:
-    made = Running(shard, endpoints, Metrics(), **how)
+def running(
+    shard: Shard, endpoints: list[dict[str, Any]], before: Running | None = None, **how: Any
+) -> Iterator[Running]:
+    """`before`: what a reload replaces."""
+    made = Running(shard, endpoints, before.dispatcher._metrics if before else Metrics(), **how)
+    if before:
+        made.dispatcher.adopt(before.dispatcher)
+        before.stop.set()
     made.dispatcher.prepare()
     made.dispatcher.start()
     try:

@@ -135,7 +135,7 @@ def test_what_can_be_delivered_leaves_out_endpoints_that_take_nothing() -> None:
     metrics.webhooks.waiting("eu", "billing", 3, 7.5)
     metrics.webhooks.waiting("us", "billing", 4, 60.0)
     assert deliverable() == 7
-    for state in ("muted", "open", "paused"):
+    for state in ("muted", "stalled", "open", "paused"):
         metrics.webhooks.endpoint_state("us", "billing", state)
         assert deliverable() == 3
         metrics.webhooks.waiting("us", "billing", 5, 60.0)
@@ -326,12 +326,12 @@ def test_the_state_of_an_endpoint_is_the_worst_on_any_shard() -> None:
         }
 
     metrics.webhooks.endpoint_state("eu", "hook", "delivering")
-    assert states() == {"delivering": 1, "muted": 0, "open": 0, "paused": 0}
+    assert states() == {"delivering": 1, "muted": 0, "stalled": 0, "open": 0, "paused": 0}
     metrics.webhooks.endpoint_state("us", "hook", "paused")
     metrics.webhooks.endpoint_state("asia", "hook", "open")
-    assert states() == {"delivering": 0, "muted": 0, "open": 0, "paused": 1}
+    assert states() == {"delivering": 0, "muted": 0, "stalled": 0, "open": 0, "paused": 1}
     metrics.forget_shard("us")
-    assert states() == {"delivering": 0, "muted": 0, "open": 1, "paused": 0}
+    assert states() == {"delivering": 0, "muted": 0, "stalled": 0, "open": 1, "paused": 0}
     metrics.webhooks.forget("hook")
     assert not states()
 

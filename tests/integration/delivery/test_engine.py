@@ -332,6 +332,23 @@ def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard) -> N
     after.dispatcher.close()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_reload_does_not_go_on_with_threads_that_have_died(shard: Shard, client: redis.Redis) -> None:
+    def die() -> None:
+        raise SystemExit
+
+    with Receiver() as receiver:
+        before = Running(shard, endpoints(receiver.url, 1), Metrics())
+        before.dispatcher.prepare()
+        before.dispatcher.start()
+        before.dispatcher._engine.between_rounds(die)
+        eventually(lambda: not before.dispatcher.complete)
+        with running(shard, endpoints(receiver.url, 2), before=before):
+            assert before.dispatcher.join(time.monotonic() + 10)
+            expire(client, "one")
+            receiver.wait_for(lambda requests: receivers(requests) == {"e0": 1, "e1": 1})
+
+
 # ---- a lane that fails alone
 
 

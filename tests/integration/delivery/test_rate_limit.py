@@ -227,8 +227,10 @@ def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
         assert stop.waits == [DEFAULT_TIMING.recovery_pause]
         clock.now += DEFAULT_TIMING.recovery_pause
     assert [message for message in caplog.messages if "max_rate" in message] == ["max_rate waits for redis"]
+    assert "WRONGTYPE" in str(limit.error)
     client.delete(PACE)
     assert token(limit, threading.Event())
+    assert limit.error is None
     assert [message for message in caplog.messages if "max_rate" in message][1:] == ["max_rate goes on"]
 
 

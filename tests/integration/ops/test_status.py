@@ -121,6 +121,20 @@ def test_what_the_board_and_the_circuits_say(shard: Shard, client: redis.Redis) 
     assert (stale.failures, stale.failure) == (0, "")
 
 
+def test_an_endpoint_that_is_missing_from_the_settings_of_the_daemons_is_stopped(
+    shard: Shard, client: redis.Redis
+) -> None:
+    now = server_time(client)
+    daemon = {"process": "a", "at": now, "sweeps": True, "delivers": True}
+    client.hset("sweeperd:processes", "a-0123abcd", json.dumps(daemon))
+    client.hset("sweeperd:circuits", "old@a", CircuitNote(process="a", at=now, reason="NOPERM").model_dump_json())
+    old, new = read_status(settings("old", "new"), shard).endpoints
+    assert [(each.state, each.warning) for each in (old, new)] == [
+        ("delivering", "cannot deliver on 1 of 1: NOPERM"),
+        ("stopped", ""),
+    ]
+
+
 def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard: Shard, client: redis.Redis) -> None:
     endpoints: list[dict[str, object]] = [
         {"name": name, "url": "http://127.0.0.1:9/"} for name in ("single", "batches", "idle")

@@ -1,6 +1,7 @@
 """Runs a daemon that only sweeps, and one that only delivers."""
 
 import json
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,7 @@ def running(server: Server, role: Role, url: str) -> Iterator[Daemon]:
         {
             "redis": {"url": server.url},
             "sweep": {"interval": "100ms"},
-            "webhooks": {"endpoints": [{"name": "hook", "url": url}]},
+            "webhooks": {"endpoints": [{"name": "hook", "url": url}], "redelivery_initial": "1s"},
         }
     )
     daemon = Daemon(settings, role=role)
@@ -67,7 +68,7 @@ def test_a_delivering_daemon_is_not_ready_while_redis_is_away(own_server: Server
     with Receiver() as receiver, running(own_server, Role.DELIVER, receiver.url) as daemon:
         own_server.kill()
         eventually(lambda: not daemon.readiness()[0])
-        assert value(daemon, "sweeperd_redis_up", shard="default") == 0
+        eventually(lambda: value(daemon, "sweeperd_redis_up", shard="default") == 0)
         own_server.start()
         eventually(lambda: daemon.readiness()[0])
 
@@ -94,6 +95,25 @@ def test_what_no_process_does_is_named(role: Role, duty: str, question: str, ser
         with running(server, other, receiver.url) as second:
             eventually(lambda: named(second)[0] == "ok")
             eventually(lambda: all(duty not in details for details in named(daemon)[1].values()))
+
+
+@pytest.mark.parametrize(("role", "right"), [(Role.ALL, "xack"), (Role.DELIVER, "xreadgroup")])
+def test_deliveries_that_redis_refuses_are_told(own_server: Server, role: Role, right: str) -> None:
+    with (
+        Receiver() as receiver,
+        redis.Redis.from_url(own_server.url) as client,
+        running(own_server, role, receiver.url) as daemon,
+    ):
+        client.acl_setuser("default", enabled=True, nopass=True, commands=[f"-{right}"])
+        client.xadd("sweeperd:events", {"id": "one", "tenant": "acme"})
+        eventually(lambda: re.search(f"hook: .*'{right}'", named(daemon)[0]))
+        assert daemon.readiness()[0] == role.sweeps, "a sweep goes on"
+        eventually(lambda: value(daemon, "sweeperd_endpoint_state", endpoint="hook", state="stalled") == 1)
+        told = "hook cannot deliver on 1 of 1"
+        eventually(lambda: any(told in each for each in named(daemon)[1]["Does everyone get their events?"]))
+        client.acl_setuser("default", enabled=True, nopass=True, commands=["+@all"])
+        eventually(lambda: not client.xpending("sweeperd:events", "hook")["pending"])
+        receiver.wait_for(lambda requests: len(requests) == 1)
 
 
 def test_a_silent_process_is_exported_until_it_comes_back(

@@ -271,18 +271,20 @@ class Trouble:
 
 
 class Outage:
-    """Logs when a task waits for Redis, throttled by `Trouble`."""
+    """Logs when a task waits for Redis, or fails at it, throttled by `Trouble`."""
 
     def __init__(self, log: logging.Logger, task: str, fields: Mapping[str, object]) -> None:
-        """`task` starts both lines: `<task> waits for redis`, `<task> goes on`."""
+        """`task` starts each line: `<task> waits for redis`, `<task> failed`, `<task> goes on`."""
         self._log = log
         self._task = task
         self._fields = dict(fields)
         self._trouble = Trouble()
 
-    def begin(self, error: Exception) -> None:
+    def begin(self, error: Exception, *, failed: bool = False) -> None:
+        """`failed`: waiting does not help, as with a key of another type."""
         if self._trouble.is_news(str(error)):
-            self._log.warning(f"{self._task} waits for redis", extra=self._fields | {"error": str(error)})
+            level, words = (logging.ERROR, "failed") if failed else (logging.WARNING, "waits for redis")
+            self._log.log(level, f"{self._task} {words}", extra=self._fields | {"error": str(error)})
 
     def end(self) -> None:
         if (outage := self._trouble.end()) is not None:

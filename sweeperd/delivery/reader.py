@@ -22,7 +22,7 @@ from sweeperd.delivery.watcher import Watcher
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.outbox import CircuitStateStore, Outbox, correct_moments
-from sweeperd.store.errors import is_missing_group, is_missing_key, is_refused, is_server_trouble
+from sweeperd.store.errors import describe, is_missing_group, is_missing_key, is_refused, is_server_trouble
 from sweeperd.store.operations import TOGETHER, Operation, Request, run, run_together
 from sweeperd.store.scripts import micros_of, server_clock
 from sweeperd.store.streams import StreamId
@@ -134,19 +134,16 @@ class Reader:
                     if failed and self.watcher:  # not before: it might find the old primary again
                         self.watcher.reconnect()
                     failed = False
-                except RedisUnavailable as error:
-                    self._outage.begin(error)
-                    self.trouble = str(error)
+                except Exception as error:
+                    if isinstance(error, RedisUnavailable | redis.RedisError):
+                        self._outage.begin(error, failed=not isinstance(error, RedisUnavailable))
+                    else:
+                        log.exception("delivery failed", extra={"shard": self._shard.name})
+                    self.trouble = describe(error)
                     if self._until_idle:
                         return
                     failed = True
                     self._all_behind()
-                    stop.wait(self._timing.recovery_pause)
-                    continue
-                except Exception:
-                    log.exception("delivery failed", extra={"shard": self._shard.name})
-                    if self._until_idle:
-                        return
                     stop.wait(self._timing.recovery_pause)
                     continue
                 if pause > 0:
@@ -313,13 +310,12 @@ class Reader:
         if is_missing_group(error):
             self._make_group(intake)
             return True
-        unavailable = isinstance(error, RedisUnavailable) or is_refused(error)
         if is_server_trouble(error):
             return False
         intake.rests_until = self._clock() + self._timing.recovery_pause
         intake.lane.stall(error)
-        if unavailable:
-            intake.outage.begin(error)
+        if isinstance(error, RedisUnavailable | redis.RedisError):
+            intake.outage.begin(error, failed=not (isinstance(error, RedisUnavailable) or is_refused(error)))
         else:
             log.error("delivery failed", extra=intake.lane.log_fields, exc_info=error)
         if self._until_idle:

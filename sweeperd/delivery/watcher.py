@@ -62,8 +62,8 @@ class Watcher:
                         self._shard.client.connection_pool.disconnect()
                     found = (not known and self._is_ahead()) or self._added(stop)
                 self._outage.end()
-            except RedisUnavailable as error:
-                self._outage.begin(error)
+            except (RedisUnavailable, redis.RedisError) as error:
+                self._outage.begin(error, failed=not isinstance(error, RedisUnavailable))
                 known = False
                 stop.wait(self._timing.recovery_pause)
                 continue

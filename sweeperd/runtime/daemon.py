@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC
 from typing import Any
 
+import redis
 from apscheduler.executors.pool import ThreadPoolExecutor as SchedulerPool
 from apscheduler.schedulers.background import BackgroundScheduler
 
@@ -35,6 +36,7 @@ from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.schedule import Incomplete, Outcome, Rules, Schedule, Tick
 from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
+from sweeperd.store.errors import describe
 from sweeperd.store.shard import open_shards
 
 log = logging.getLogger(__name__)
@@ -194,7 +196,7 @@ class ShardRunner:
     def _waiting(
         self, name: str, work: Callable[[], object], interval: float, longest: float, logged: str = ""
     ) -> PeriodicTask:
-        """A task that waits while Redis cannot be reached. `logged`: its name in the log, if different."""
+        """A task that waits while Redis refuses what it needs. `logged`: its name in the log, if different."""
         outage = Outage(log, logged or name, {"shard": self.name})
 
         def run() -> None:
@@ -202,8 +204,8 @@ class ShardRunner:
                 return
             try:
                 work()
-            except RedisUnavailable as error:
-                outage.begin(error)
+            except (RedisUnavailable, redis.RedisError) as error:
+                outage.begin(error, failed=not isinstance(error, RedisUnavailable))
             else:
                 outage.end()
 
@@ -233,15 +235,15 @@ class ShardRunner:
         try:
             self.delivery.prepare()
             self.delivery.maintain()
-        except RedisUnavailable as error:
-            self._note(_MAINTENANCE, str(error))
+        except (RedisUnavailable, redis.RedisError) as error:
+            self._note(_MAINTENANCE, describe(error), redis_up=not isinstance(error, RedisUnavailable))
             raise
         self._note(_MAINTENANCE, "")
 
-    def _note(self, work: str, trouble: str) -> None:
+    def _note(self, work: str, trouble: str, *, redis_up: bool = True) -> None:
         if work in self._troubles:
             if work is _MAINTENANCE:  # sweeps set `redis_up` themselves
-                self._metrics.sweep.redis_up.labels(self.name).set(not trouble)
+                self._metrics.sweep.redis_up.labels(self.name).set(redis_up)
             self._troubles[work] = trouble
             self._tried.add(work)
 

@@ -116,6 +116,23 @@ def test_deliveries_that_redis_refuses_are_told(own_server: Server, role: Role, 
         receiver.wait_for(lambda requests: len(requests) == 1)
 
 
+@pytest.mark.parametrize("key", ["circuits", "events", "groups"])
+def test_a_key_of_another_type_is_told_without_a_traceback_for_each_try(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    with Receiver() as receiver, running(server, Role.DELIVER, receiver.url) as daemon:
+        client.delete(f"sweeperd:{key}")
+        client.set(f"sweeperd:{key}", "text")
+        eventually(lambda: not daemon.readiness()[0])
+        assert "WRONGTYPE" in daemon.readiness()[1]
+        assert value(daemon, "sweeperd_redis_up", shard="default") == 1
+        client.delete(f"sweeperd:{key}")
+        eventually(lambda: daemon.readiness()[0])
+        client.xadd("sweeperd:events", {"id": "one", "tenant": "acme"})
+        receiver.wait_for(lambda requests: len(requests) == 1)
+    assert [record.message for record in caplog.records if record.exc_info] == []
+
+
 def test_a_silent_process_is_exported_until_it_comes_back(
     server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

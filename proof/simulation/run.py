@@ -413,9 +413,11 @@ def main() -> int:
     parser.add_argument("--record", metavar="FILE", help="write every command whole, with its reply, for --replay")
     parser.add_argument("--replay", metavar="FILE", help="alone: send what was recorded to each real server")
     parser.add_argument("--jobs", type=int, default=1, help="how many seeds run at a time")
-    parser.add_argument("--plant", metavar="NAME", help="with this bug in the program; several, with --planted")
+    parser.add_argument("--plant", metavar="NAME[,NAME]", help="with this bug in the program; several, with --planted")
     parser.add_argument("--planted", action="store_true", help="find each planted bug; print the table")
     options = parser.parse_args()
+    if unknown := set((options.plant or "").split(",")) - {"", *PLANTED}:
+        parser.error(f"no bug is planted as {min(unknown)!r}; there are {', '.join(PLANTED)}")
     if options.planted:
         return find_planted(options)
     first = options.seed if options.seed is not None else random.Random().randrange(10**9)

@@ -120,9 +120,8 @@ class Intake:
         if not held or not order.owned:
             order.lose()
             self.doubt()
-        if held and not order.owned:
-            self.behind = lane.parked = True
-            log.info("this process delivers to the endpoint, in order", extra=lane.log_fields)
+            if held:
+                log.info("this process delivers to the endpoint, in order", extra=lane.log_fields)
         order.owned_until = asked_at + lane.timing.take_over_after if held else -math.inf
 
     @property
@@ -238,7 +237,7 @@ class Intake:
         self._read_size.learn(new, wanted - len(parked))
         if not wanted:
             lane.circuit.return_probe()
-            self._no_event_until = 0.0 if new or parked else self._clock() + self._refresh_every
+            self._no_event_until = self._clock() + self._refresh_every
         return bool(new or parked)
 
     def _queue(self, entries: Sequence[OutboxEntry], *, in_order: bool = False, probe: bool = False) -> Operation[int]:

@@ -4,6 +4,7 @@ The reader, round by round: what it takes for a lane, what it waits for and for 
 No thread runs here. The reader's clock is the test's own, and its waits are noted instead of waiting.
 """
 
+import itertools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,15 +13,19 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd import progress
 from sweeperd.config import Settings
 from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery import reader
+from sweeperd.delivery.ahead import FEW, Page
 from sweeperd.delivery.batches import Batch, BatchLimits, BatchQueue
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker, Redelivery
 from sweeperd.delivery.in_flight import InFlight, Room
 from sweeperd.delivery.order import OrderedQueue
 from sweeperd.delivery.pool import Pool
+from sweeperd.delivery.scan import PAGES_PER_STEP, OrderedScan
 from sweeperd.delivery.settler import Settler
+from sweeperd.delivery.watcher import Watcher
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import (
     PAGE,
@@ -34,6 +39,7 @@ from sweeperd.outbox import (
 )
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease
+from sweeperd.store.operations import Bound, Operation, run
 from sweeperd.store.streams import StreamId
 from tests.support.builders import StillClock, batch_limits, make_lane
 from tests.support.deliveries import EVENTS, expire
@@ -90,6 +96,7 @@ class Reader:
         limits: BatchLimits = batch_limits(),  # noqa: B008 - frozen
         until_idle: bool = False,
         ordered: bool = False,
+        known: int = 1000,
         **endpoint: Any,
     ) -> None:
         self.now = 1000.0
@@ -105,7 +112,7 @@ class Reader:
         self.circuit = CircuitBreaker(30.0, 3600.0, self.clock)
         timing = Timing(clock=self.clock)
         lease = Lease(shard, "order:hook", timedelta(seconds=timing.take_over_after))
-        order = OrderedQueue(limits, self.clock, lease, "tenant", 1000, lambda: None) if ordered else None
+        order = OrderedQueue(limits, self.clock, lease, "tenant", known, lambda: None) if ordered else None
         self.lane = make_lane(
             shard,
             endpoint=endpoint,
@@ -356,6 +363,81 @@ def test_unwanted_events_that_could_not_be_acknowledged_are_judged_again(
     assert reader.pending == {mine: (b"us", 1)}
 
 
+@pytest.mark.parametrize(
+    ("how", "filtered"),
+    [({}, False), ({"tenants": ["acme"]}, True), ({"tenants": ["acme"], "ordered": True}, False)],
+    ids=["all", "some", "in order"],
+)
+def test_only_a_lane_with_a_filter_shares_what_is_read_ahead(
+    client: redis.Redis, make_reader: MakeReader, how: dict[str, Any], filtered: bool
+) -> None:
+    reader = make_reader(**how)
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    assert intake.filtered is filtered
+
+
+@pytest.mark.parametrize(
+    ("tenants", "asked", "more", "passed", "read", "behind"),
+    [
+        ("", 5, False, 0, 0, False),
+        ("xxx", 5, False, 3, 0, False),
+        ("xxx", 5, True, 3, 0, True),
+        ("x" * (FEW + 1) + "aax", 5, False, FEW + 1, 2, True),
+        ("x" * FEW + "aax", 20, False, 0, FEW + 2, True),
+        ("a" * 9, 5, True, 0, 5, True),
+        ("a" * 5 + "x" * 20, 9, True, 0, 5, True),
+    ],
+    ids=["nothing", "none", "none yet", "many before", "few before", "enough", "many behind"],
+)
+def test_a_read_goes_past_what_a_page_says_is_unwanted(
+    client: redis.Redis,
+    make_reader: MakeReader,
+    tenants: str,
+    asked: int,
+    more: bool,
+    passed: int,
+    read: int,
+    behind: bool,
+) -> None:
+    reader = make_reader(tenants=["acme"])
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    events = [expire(client, "r", tenant={"a": "acme"}.get(each, "other"))[0] for each in tenants]
+    page = Page(intake.position, reader.outbox.peek(intake.position, 100), more=more)
+    client.config_resetstat()
+    assert run(reader.shard.client, intake.read(asked, page)) is bool(passed or read)
+    assert (intake.position, intake.behind) == (events[passed + read - 1] if events else b"0-0", behind)
+    wanted = [event for event, each in zip(events, tenants, strict=True) if each == "a"]
+    assert reader.in_flight.ids() == wanted[:read]
+    assert reader.pending.keys() == set(reader.in_flight.ids())
+    reads = client.info("commandstats").get("cmdstat_xreadgroup", {"calls": 0})["calls"]
+    assert reads == bool(passed) + bool(read), "one to pass, and one to read"
+
+
+def test_what_another_process_has_read_of_a_page_is_not_passed(client: redis.Redis, make_reader: MakeReader) -> None:
+    """The first event after that is read instead, and counts as a whole read."""
+    reader = make_reader(tenants=["acme"])
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    expire(client, *map(str, range(FEW + 1)), tenant="other")
+    (mine, _) = expire(client, "mine", "later")
+    page = Page(intake.position, reader.outbox.peek(intake.position, 100), more=False)
+    client.xreadgroup("hook", "another", {EVENTS: ">"}, count=FEW + 1, noack=True)
+    assert run(reader.shard.client, intake.read(5, page))
+    assert (reader.in_flight.ids(), intake.position, intake.behind) == ([mine], mine, True)
+
+
+@pytest.mark.parametrize(("free", "half", "asked"), [(8, False, 8), (8, True, 4), (1, True, 1), (200, False, 100)])
+def test_a_lane_with_a_chore_to_do_reads_into_half_of_its_room(
+    make_reader: MakeReader, free: int, half: bool, asked: int
+) -> None:
+    reader = make_reader(capacity=free)
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    assert intake.asks(100, half=half) == asked
+
+
 # ---- how long it waits
 
 
@@ -373,6 +455,27 @@ def test_a_reader_without_news_waits_and_reads_nothing(client: redis.Redis, make
     reader.stop.left = 1
     reader.reader.run(reader.stop)
     assert reader.in_flight.ids() == [event]
+
+
+def test_what_ends_the_wait_between_two_rounds(make_reader: MakeReader) -> None:
+    made = make_reader()
+    reader, lanes, changed = made.reader, [made.lane], list[bool]()
+    whats = [
+        (lambda: reader.touch(lanes, wake=False), False),
+        (lambda: reader.touch(lanes), True),
+        (lambda: reader.change(lambda: changed.append(True)), True),
+        (reader.wake, True),
+        (reader.news, True),
+    ]
+    for what, wakes in whats:
+        made.pauses.left = 1
+        made.pauses.clear()
+        what()
+        assert made.pauses.is_set() is wakes
+    made.stop.left = made.pauses.left = 1
+    reader.run(made.stop)
+    assert changed
+    assert not made.pauses.is_set(), "the next wait is whole"
 
 
 def test_a_run_until_idle_does_not_wait_for_new_events(client: redis.Redis, make_reader: MakeReader) -> None:
@@ -447,6 +550,24 @@ def test_a_run_until_idle_ends_at_once_where_the_endpoint_rests(
     assert (reader.pauses.waits, reader.stop.waits) == ([], [])
 
 
+def test_a_reader_waits_while_nothing_can_be_done(client: redis.Redis, make_reader: MakeReader) -> None:
+    """There is no room for what is parked; then the circuit is open, and no probe is due."""
+    reader = make_reader(capacity=1)
+    reader.steps()
+    waits, due = expire(client, "in hand", "parked")
+    client.xreadgroup("hook", "us", {EVENTS: ">"}, count=1)
+    parked(client, due, idle_ms=10**8)
+    reader.in_flight.add([OutboxEntry(waits, 1, [b"id", b"r"])])
+    reader.now += DEFAULT_TIMING.refresh_every
+    client.config_resetstat()
+    reader.steps(3)
+    assert client.info("commandstats")["cmdstat_xpending"]["calls"] == 1, "by the heartbeat"
+    reader.in_flight.remove([waits])
+    reader.open_circuit(b"1-1")
+    reader.steps(2)
+    assert reader.reader.round() == (False, DEFAULT_TIMING.block)
+
+
 # ---- the end of a run until idle
 
 
@@ -463,6 +584,21 @@ def test_a_run_until_idle_waits_for_what_is_in_hand(client: redis.Redis, make_re
     assert reader.steps(50)
     assert reader.pauses.waits == [DEFAULT_TIMING.block]
     assert reader.stop.waits == []
+
+
+def test_a_run_until_idle_goes_through_all_that_is_parked(client: redis.Redis, make_reader: MakeReader) -> None:
+    """A step looks at a part of it."""
+    reader, count = make_reader(until_idle=True), 2 * PAGE * PAGES_PER_STEP
+    *waiting, due = expire(client, *map(str, range(count + 1)))
+    parked(client, *waiting)
+    parked(client, due, idle_ms=10**8)
+
+    def a_second() -> None:
+        reader.now += 1
+
+    reader.pauses.during_wait = a_second
+    reader.steps(20)
+    assert reader.in_flight.ids() == [due]
 
 
 def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
@@ -510,6 +646,53 @@ def test_an_outage_of_redis_and_its_end_are_told(
     assert list(dict.fromkeys(caplog.messages)) == ["delivery waits for redis", "delivery goes on"]
     assert caplog.messages.count("delivery goes on") == 1
     assert reader.stop.waits == [DEFAULT_TIMING.recovery_pause] * 3
+
+
+class Watching(Watcher):
+    """A watcher that only counts."""
+
+    def __init__(self) -> None:
+        self.reconnects, self.watched = 0, list[bytes]()
+
+    def reconnect(self) -> None:
+        self.reconnects += 1
+
+    def watch_from(self, position: bytes) -> None:
+        self.watched.append(position)
+
+
+def fail(*_: object) -> None:
+    raise redis.ConnectionError
+
+
+def test_after_an_outage_everything_is_looked_at_again(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server may be another one, and nobody has told what happened meanwhile."""
+    reader, watcher, beats = make_reader(), Watching(), itertools.count()
+    reader.steps()
+    reader.reader.watcher, heartbeat = watcher, reader.reader.heartbeat
+    monkeypatch.setattr(reader.reader, "heartbeat", lambda: fail() if next(beats) < 2 else heartbeat())
+    events = list[bytes]()
+    reader.stop.during_wait = lambda: events.extend(expire(client, "a"))
+    reader.stop.left = 5
+    reader.reader.run(reader.stop)
+    assert (len(events), reader.in_flight.ids()) == (2, events)
+    assert (watcher.reconnects, watcher.watched) == (1, [])
+
+
+def test_a_reader_that_waits_for_redis_does_not_hang(make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = make_reader()
+
+    def a_minute() -> None:
+        reader.now += 60
+
+    reader.stop.during_wait = a_minute
+    monkeypatch.setattr(reader.reader, "heartbeat", fail)
+    with progress.working(progress.Progress(reader.clock)) as work:
+        reader.stop.left = 3
+        reader.reader.run(reader.stop)
+        assert work.silent_for == 60
 
 
 def test_a_run_until_idle_ends_where_redis_is_out(own_shard: Shard, make_reader: MakeReader) -> None:
@@ -768,6 +951,95 @@ def test_an_operator_who_closes_the_circuit_ends_the_waits(
     assert reader.in_flight.ids() == [event]
 
 
+# ---- with an order
+
+
+def left_behind(client: redis.Redis, *tenants: str) -> list[bytes]:
+    """An event of each tenant that another process has taken and parked."""
+    ids = [expire(client, "left", tenant=tenant)[0] for tenant in tenants]
+    if ids:
+        parked(client, *ids)
+    return ids
+
+
+def test_what_is_pending_is_learnt_anew_if_the_group_has_more_of_it(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that has just lost the lease may leave some. It costs a scan, so it is not done too often."""
+    reader, doubts = make_reader(ordered=True), list[float]()
+    doubt = OrderedScan.doubt
+    monkeypatch.setattr(OrderedScan, "doubt", lambda scan: doubts.append(reader.now) or doubt(scan))
+    left_behind(client, "a", "b")
+    reader.steps(2)
+    expire(client, "in hand", tenant="c")
+    reader.steps()
+    assert (len(reader.lane.order or ()), len(reader.in_flight), len(doubts)) == (3, 1, 1)
+    doubts.clear()
+    first = reader.now + 10
+    for seconds, tenants, known in [(5, "", 3), (5, "de", 5), (5, "fg", 5), (5, "", 5), (5, "", 7), (5, "", 7)]:
+        left_behind(client, *tenants)
+        reader.now += seconds
+        reader.steps()
+        assert len(reader.lane.order or ()) == known
+    assert doubts == [first, first + DEFAULT_TIMING.take_over_after]
+
+
+def test_what_was_taken_although_the_reply_was_lost_holds_back_its_key(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = make_reader(ordered=True)
+    reader.steps()
+    (lost,) = expire(client, "lost")
+
+    def read(group: str, count: int) -> Operation[list[OutboxEntry]]:
+        yield from Outbox.read.__get__(reader.outbox, Outbox).part(group, count)
+        raise redis.ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader.outbox, "read", Bound(client, read), raising=False)
+        reader.steps()
+    (later,) = expire(client, "later")
+    reader.steps(2)
+    assert (reader.pending, reader.in_flight.ids()) == ({lost: (b"us", 1), later: (PARKED, 0)}, [])
+    client.xclaim(EVENTS, "hook", "us", 0, [lost], idle=int(DEFAULT_TIMING.take_over_after * 1000), justid=True)
+    reader.now += DEFAULT_TIMING.refresh_every
+    reader.steps(2)
+    assert reader.in_flight.ids() == [lost, later]
+
+
+def test_what_a_read_gives_back_for_want_of_room_comes_next(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(capacity=2, ordered=True)
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    ids = [expire(client, "r", tenant=tenant)[0] for tenant in "abcd"]
+    run(reader.shard.client, intake._queue(reader.outbox.read("hook", 4)))
+    assert reader.in_flight.ids() == ids[:2]
+    reader.in_flight.remove(ids[:2])
+    reader.steps(2)
+    assert reader.in_flight.ids() == ids[2:]
+
+
+def test_nothing_is_known_any_more_when_the_lease_was_lost_for_a_while(
+    client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process may have worked meanwhile; if there are too many events, the first ones are learnt."""
+    reader = make_reader(ordered=True, known=PAGE)
+    order = reader.lane.order
+    assert order is not None
+    caplog.set_level("INFO", logger="sweeperd")
+    before = left_behind(client, *map(str, range(PAGE + 10)))
+    reader.steps(2)
+    assert (len(order), before[0] in order, order.complete) == (PAGE, True, False)
+    client.xack(EVENTS, "hook", *before[:2])
+    left_behind(client, "x", "y")
+    told = "this process delivers to the endpoint, in order"
+    for seconds, times in [(DEFAULT_TIMING.heartbeat_every, 1), (DEFAULT_TIMING.take_over_after, 2)]:
+        reader.now += seconds
+        reader.steps()
+        assert caplog.messages.count(told) == times
+    assert (len(order), before[0] in order, before[PAGE + 1] in order, order.owned) == (PAGE, False, True, True)
+
+
 # ---- while the circuit is open
 
 
@@ -775,10 +1047,11 @@ def test_a_probe_that_finds_no_event_is_due_again(client: redis.Redis, make_read
     reader = make_reader()
     reader.open_circuit(b"1-1")
     reader.now += 30
-    reader.steps()
+    reader.steps(2)
     assert reader.circuit.probe_due
+    assert reader.reader.round() == (False, DEFAULT_TIMING.block)
     (event,) = expire(client, "a")
-    reader.steps()
+    reader.steps(2)
     assert reader.in_flight.ids() == [event]
     assert not reader.circuit.probe_due, "it is under way"
     batch = reader.queued()
@@ -822,7 +1095,7 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
     if taken:
         parked(client, *old, *other, *young, deliveries=2)
     reader.open_circuit(b"1-1", b"1-2")
-    reader.steps()
+    reader.steps(3)
     assert len(reader.in_flight) == 0
     assert reader.given_up == [(b"old 1", b"HTTP 500"), (b"old 2", b"HTTP 500")]
     assert reader.lane.counts() == {"dead_lettered": 2}
@@ -840,7 +1113,7 @@ def test_what_was_read_beside_old_events_is_sent_when_the_circuit_closes(
     reader.steps()
     add(client, at_noon - HOUR_MS - 2, "old 1", "old 2", tenant="old")
     client.xreadgroup("hook", "another", {EVENTS: ">"}, count=1, noack=True)
-    (young,) = add(client, at_noon, "young")
+    (young,) = add(client, at_noon - HOUR_MS, "young")
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps(2)
     assert reader.given_up == [(b"old 2", b"HTTP 500")]
@@ -901,6 +1174,22 @@ def test_what_is_in_hand_when_the_circuit_opens_is_not_taken_back(client: redis.
     reader.open_circuit(b"1-1", b"1-2")
     reader.steps(3)
     assert reader.pending == dict.fromkeys(ids, (b"us", 1))
+
+
+@pytest.mark.parametrize("ordered", [False, True], ids=["paused", "of another process"])
+def test_nothing_is_given_up_on_while_the_endpoint_is_paused_or_another_process_has_it(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, at_noon: int, ordered: bool
+) -> None:
+    reader = make_reader(ordered=ordered)
+    if ordered:
+        client.set("sweeperd:lease:order:hook", "another-process-0123456789abcdef:15000", px=60_000)
+    else:
+        EndpointStateStore(shard).pause("hook", "moving house")
+    old = add(client, at_noon - HOUR_MS - 2, "old 1", "old 2")
+    parked(client, old[0], deliveries=2)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(3)
+    assert (reader.given_up, reader.pending) == ([], {old[0]: (PARKED, 2)})
 
 
 @pytest.mark.parametrize("muted", [False, True])
@@ -1027,13 +1316,72 @@ def test_a_probe_that_is_due_goes_before_giving_up(client: redis.Redis, make_rea
     assert (len(reader.given_up), len(reader.in_flight)) == (10, 1)
 
 
+def test_a_probe_is_tried_when_it_is_due_unless_other_events_are_in_hand(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader()
+    (event,) = expire(client, "a")
+    reader.steps()
+    (intake,) = reader.reader._intakes.values()
+    reader.open_circuit(b"1-1")
+    reader.now += 27
+    reader.steps(3)
+    assert intake.chore_at == reader.now + DEFAULT_TIMING.refresh_every
+    reader.in_flight.remove([event])
+    reader.steps(3)
+    assert intake.chore_at == reader.now + 3
+
+
+def test_unwanted_events_beside_a_parked_probe_make_the_next_read_larger(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader(tenants=["acme"])
+    (probe,) = expire(client, "waits")
+    parked(client, probe)
+    expire(client, "unwanted", tenant="other")
+    reader.open_circuit(b"1-1")
+    reader.now += 30
+    reader.steps(2)
+    (intake,) = reader.reader._intakes.values()
+    assert (reader.in_flight.ids(), intake._read_size.fit(1, 1000)) == ([probe], 2)
+
+
+def test_the_probe_of_a_lane_with_an_order_is_the_oldest_event_of_its_key(
+    client: redis.Redis, make_reader: MakeReader
+) -> None:
+    reader = make_reader(ordered=True)
+    (oldest,) = left_behind(client, "a")
+    reader.steps()
+    reader.open_circuit(b"1-1", b"1-2")
+    (later,) = expire(client, "later", tenant="a")
+    reader.now += 30
+    reader.steps(3)
+    assert reader.pending == {oldest: (b"us", 2), later: (PARKED, 0)}
+    batch = reader.queued()
+    assert batch is not None
+    assert ([entry.id for entry in batch.entries], batch.probe) == ([oldest], True)
+
+
+def test_an_event_behind_one_that_another_process_has_is_no_probe(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader = make_reader(ordered=True)
+    (first, later) = expire(client, "first", "later")
+    client.xreadgroup("hook", "another", {EVENTS: ">"}, count=1)
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.now += 30
+    reader.steps(3)
+    assert reader.pending == {first: (b"another", 1), later: (PARKED, 0)}
+    assert reader.circuit.probe_due, "no probe is under way"
+
+
 def test_a_probe_passes_pages_of_unwanted_events(client: redis.Redis, make_reader: MakeReader) -> None:
     reader = make_reader(capacity=2, tenants=["acme"])
     expire(client, *map(str, range(3000)), tenant="another")
     mine = expire(client, "mine", "mine too")
     reader.open_circuit(b"1-1", b"1-2")
     reader.now += 30
-    reader.steps(14)
+    reader.steps()
+    reader.stop.left = 13  # without news
+    reader.reader.run(reader.stop)
     assert reader.in_flight.ids() == mine[:1]
     assert reader.pending == {mine[0]: (b"us", 1), mine[1]: (PARKED, 0)}
     assert not reader.circuit.probe_due

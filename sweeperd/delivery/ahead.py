@@ -44,16 +44,16 @@ class Page:
         if subscription.tenants is not None:
             lists = [self._special, *(self._of_tenant.get(tenant, []) for tenant in subscription.tenants)]
             places = sorted({each for some in lists for each in some if each >= place})
-        first = last = None
+        first = last = -1
         for each in places:
             if not subscription.wants(self.entries[each]):
                 continue
-            if first is None or last is None:
+            if first < 0:
                 first = each
             elif each - last > FEW or each - first >= most:
                 break
             last = each
-        if first is None or last is None:
+        if first < 0:
             return len(self.entries) - place, 0
         return first - place, last + 1 - first
 

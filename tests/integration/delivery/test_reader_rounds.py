@@ -460,7 +460,7 @@ def test_a_reader_without_news_waits_and_reads_nothing(client: redis.Redis, make
 def test_what_ends_the_wait_between_two_rounds(make_reader: MakeReader) -> None:
     made = make_reader()
     reader, lanes, changed = made.reader, [made.lane], list[bool]()
-    whats = [
+    whats: list[tuple[Callable[[], None], bool]] = [
         (lambda: reader.touch(lanes, wake=False), False),
         (lambda: reader.touch(lanes), True),
         (lambda: reader.change(lambda: changed.append(True)), True),

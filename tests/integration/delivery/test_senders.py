@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -49,7 +50,7 @@ class Client:
         self.pauses: list[float] = []
         #: Called with each result.
         self.observe: Callable[[DeliveryResult], None] = lambda _: None
-        self.closed = False
+        self.closed = self.tidied = False
         self.ended = 0
 
     def hand_over(self, request: WebhookRequest, attempts: int | None = None) -> "Handing":
@@ -58,6 +59,9 @@ class Client:
 
     def close(self) -> None:
         self.closed = True
+
+    def tidy(self) -> None:
+        self.tidied = True
 
 
 class Handing:
@@ -304,8 +308,16 @@ def test_a_batch_that_waits_for_a_sweep_is_counted_once(begins: float, counted: 
     assert len(told) == counted
 
 
-def test_close_closes_the_client(shard: Shard) -> None:
+@pytest.mark.parametrize("limited", [False, True])
+def test_a_batch_may_have_to_wait_only_while_a_sweep_runs(limited: bool) -> None:
+    turns: Any = SimpleNamespace(limited=limited)
+    assert (Pace(turns).holds, Pace().holds) == (limited, False)
+
+
+def test_the_connections_are_those_of_the_client(shard: Shard) -> None:
     sending = Sending(shard)
+    sending.sender.tidy()
+    assert (sending.client.tidied, sending.client.closed) == (True, False)
     sending.sender.close()
     assert sending.client.closed
 

@@ -169,13 +169,13 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
         if each.running or not each.note.events:
             return
         result, note = replay.begin(shard, each.note)
+        each.progress = ReplayProgress(False, note.events)
         if result != "begun":
             why = "another replay has started" if result == "running" else "the first events have been trimmed"
             change.fail(f"shard {shard.name}: {why} since the events were counted; run the command again")
             return
         yield f"{name} {described(note)}", note.events
         each.note, each.running, each.began = note, True, True
-        each.progress = ReplayProgress(False, note.events)
         if why := replay.obstacle(shard, name):
             warn(f"{shard.name}: {why}")
 

@@ -241,8 +241,10 @@ class Dispatcher:
         Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
         RedisUnavailable. Connections that receivers have closed are closed here too.
         """
-        for lane in self.lanes:
+        for name, lane in self._lanes.items():
             lane.sender.tidy()
+            state = "stalled" if lane.condition == "delivering" and self._engine.halted else lane.condition
+            self._metrics.webhooks.endpoint_state(self._shard.name, name, state)
         refused: RedisUnavailable | None = None
         try:
             self.keep_groups()
@@ -262,8 +264,6 @@ class Dispatcher:
                 if backlog:
                     waiting = backlog.events, backlog.oldest_seconds, letters[name]
                     self._metrics.webhooks.waiting(self._shard.name, name, *waiting)
-                state = "stalled" if lane.condition == "delivering" and self._engine.halted else lane.condition
-                self._metrics.webhooks.endpoint_state(self._shard.name, name, state)
                 if name == RELAY.name:
                     self._measure_brake(lane)
             self._groups.remove_silent(*self._lanes, *self._replays.groups())

@@ -89,6 +89,8 @@ class ShardRunner:
         works = self.kinds if role.sweeps else [_MAINTENANCE]
         #: Why the work on each kind, or the maintenance, fails now; empty if it succeeds.
         self._troubles = dict.fromkeys(works, "no sweep yet" if role.sweeps else "not maintained yet")
+        #: Why the stream is not maintained; empty if it is.
+        self._maintenance = ""
         #: The works that were tried.
         self._tried: set[str] = set()
 
@@ -114,9 +116,9 @@ class ShardRunner:
 
     @property
     def missing(self) -> list[str]:
-        """What leaves this process ready: duties without a process, and deliveries that wait beside a sweep."""
-        waits = [self._waits] if self._waits and not self.trouble else []
-        return [f"no process {duty}" for duty in self._announcer.seen.missing] + waits
+        """What leaves this process ready: duties without a process, and what fails beside a sweep that works."""
+        fails = [] if self.trouble else [self._waits, self._maintenance and f"maintenance fails: {self._maintenance}"]
+        return [*(f"no process {duty}" for duty in self._announcer.seen.missing), *filter(None, fails)]
 
     @property
     def _waits(self) -> str:
@@ -241,6 +243,8 @@ class ShardRunner:
         self._note(_MAINTENANCE, "")
 
     def _note(self, work: str, trouble: str, *, redis_up: bool = True) -> None:
+        if work is _MAINTENANCE:
+            self._maintenance = trouble
         if work in self._troubles:
             if work is _MAINTENANCE:  # sweeps set `redis_up` themselves
                 self._metrics.sweep.redis_up.labels(self.name).set(redis_up)

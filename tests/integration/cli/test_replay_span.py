@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
+from sweeperd.outbox import replays
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, replay_group
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store import Shard
@@ -99,6 +100,16 @@ def test_one_that_ends_while_it_is_read_has_ended(
 
     monkeypatch.setattr(ReplayStore, "read", read_and_end)
     assert ReplayStore(shard).progress(note).ended
+
+
+def test_one_that_another_command_has_begun_meanwhile_has_not_ended(
+    invoke: Run, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = replays.begin
+    monkeypatch.setattr(replays, "begin", lambda shard, counted: (begin(shard, counted), begin(shard, counted))[1])
+    refused = start(invoke, "--yes", "--json")
+    (told,) = json.loads(refused.stdout)["replays"]
+    assert (refused.exit_code, told["began"], told["ended"], told["left"]) == (1, False, False, 5)
 
 
 def test_it_is_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:

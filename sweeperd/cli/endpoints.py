@@ -166,7 +166,9 @@ def skip(change: Change, name: str, event: str) -> None:
         change.output.say(f"{event} is now a dead letter of {name} on {row.shard}")
     if not skipped:
         change.output.name_address()
-        change.fail(f"{event} is not pending for {name}")
+        change.fail(
+            f"{event} is not pending for {name}: no process has taken it yet, or it has ended; `sweeperd show` tells"
+        )
 
 
 @command.command("drop")

@@ -93,6 +93,8 @@ def _exporting(metrics: Metrics, once: OnceOptions, problems: list[str]) -> Iter
 def _summary(report: OnceReport) -> str:
     counts, delivery = report.counts, report.delivery
     parts = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
-    swept = f"{counts.total()} entries in {report.duration_seconds:.1f} s: {', '.join(parts) or 'nothing was due'}"
+    total = counts.total()
+    entries = "1 entry" if total == 1 else f"{total} entries"
+    swept = f"{entries} in {report.duration_seconds:.1f} s: {', '.join(parts) or 'nothing was due'}"
     sent = f"{delivery.delivered} delivered, {delivery.undelivered} waiting, {delivery.dead_lettered} dead letters"
     return f"{swept}\n{sent}"

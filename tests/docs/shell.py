@@ -65,7 +65,12 @@ def typed(text: str, folder: Path, *, limit: float = 200, redis_port: int | None
 
 
 def _pattern(lines: Iterable[str]) -> str:
-    """A pattern for these lines, of which `…` is any number of lines, and two spaces are a column's border."""
+    """
+    A pattern for these lines, of which `…` is any number of lines, and two spaces are a column's border. The document
+    shows a terminal: redis-cli numbers what it prints, and tables have no column for the only shard.
+    """
+    plain = (re.sub(r'^\d+\) "(.*)"$', r"\1", line) for line in lines)
     return "".join(
-        r"(?:.*\n)*" if line == "…" else re.sub(r"(?:\\ ){2,}", r"\\s+", re.escape(line)) + "\n" for line in lines
+        r"(?:.*\n)*" if line == "…" else r"(?:default\t)?" + re.sub(r"(?:\\ ){2,}", r"\\s+", re.escape(line)) + "\n"
+        for line in plain
     )

@@ -48,7 +48,7 @@ def test_the_line_for_a_deployed_host(server: Server, tmp_path: Path) -> None:
         "[[webhooks.endpoints]]\nname = 'billing'\nurl = 'http://127.0.0.1:9/'\nsecrets = ['credential:billing']\n"
     )
     (tmp_path / "redis-url").write_text(server.url + "\n")
-    line = code(HOW_TO / "systemd.md", "Commands on a deployed host").removeprefix("sudo ")
+    line = code(HOW_TO / "systemd.md", "Commands on a deployed host")
     for there, here in {
         "/etc/sweeperd/secrets": str(tmp_path),
         "/etc/sweeperd": str(tmp_path),

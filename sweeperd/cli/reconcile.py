@@ -137,7 +137,8 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
     walks = list(reports.values())
     if asked:
         for each in walks:
-            change.output.say(_summary(each))
+            for line in _lines(each):
+                change.output.say(line)
     else:
         _show(change, walks, repair=repair)
     return walks

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -203,6 +204,24 @@ def started(
     given, output, errors = streams
     line = [*wrapper, *command(*arguments)]
     return subprocess.Popen(line, env=env, stdin=given, stdout=output, stderr=errors, start_new_session=True)
+
+
+def on_terminal(
+    arguments: Sequence[str], url: str, answer: bytes, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[int, bytes]:
+    """Exit code and output of a command on a terminal, which answers each question after `meanwhile`."""
+    leader, follower = pty.openpty()
+    asked = started(arguments, environment(url) | {"TERM": "xterm"}, [follower] * 3)
+    os.close(follower)
+    seen = b""
+    with contextlib.suppress(OSError):  # that is how the other side's end shows
+        while part := os.read(leader, 4096):
+            seen += part
+            if seen.endswith(b"[y/N]: "):
+                meanwhile()
+                os.write(leader, answer)
+    os.close(leader)
+    return asked.wait(20), seen
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,6 @@
 """`sweeperd quarantine`: list, requeue, dismiss."""
 
-import contextlib
 import itertools
-import os
-import pty
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +17,7 @@ from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
 from tests.support.builders import reservations_kind, run_script, script_source
 from tests.support.fixtures import full
-from tests.support.harness import environment, reserve, server_time, started
+from tests.support.harness import on_terminal, reserve, server_time
 from tests.support.servers import Server
 
 Damage = Callable[[World], object]
@@ -409,25 +406,15 @@ def test_who_was_faster_is_told_of(shard: Shard, client: redis.Redis) -> None:
 
 def test_on_a_terminal_it_asks(server: Server, client: redis.Redis) -> None:
     (rid,) = broken(client, 1)
-
-    def answered(answer: bytes, meanwhile: Callable[[], object] = lambda: None) -> tuple[int, bytes]:
-        leader, follower = pty.openpty()
-        asked = started(["quarantine", "dismiss", "--all"], environment(server.url) | {"TERM": "xterm"}, [follower] * 3)
-        os.close(follower)
-        seen = b""
-        with contextlib.suppress(OSError):  # that is how the other side's end shows
-            while part := os.read(leader, 4096):
-                seen += part
-                if seen.endswith(b"[y/N]: "):
-                    meanwhile()
-                    os.write(leader, answer)
-        os.close(leader)
-        return asked.wait(20), seen
-
-    code, seen = answered(b"n\n")
+    dismiss = ["quarantine", "dismiss", "--all"]
+    code, seen = on_terminal(dismiss, server.url, b"n\n")
     assert code == 1
     assert client.zcard("sweeperd:quarantine") == 1
-    code, seen = answered(b"y\n", lambda: client.zadd("sweeperd:quarantine", {"new": server_time(client) + 1}))
+
+    def meanwhile() -> None:
+        client.zadd("sweeperd:quarantine", {"new": server_time(client) + 1})
+
+    code, seen = on_terminal(dismiss, server.url, b"y\n", meanwhile)
     assert (code, b"dismissed 1 entry" in seen) == (0, True)
     assert b"1 entry" in seen
     assert client.zrange("sweeperd:quarantine", 0, -1) == [b"new"], "the operator was not asked about it"

@@ -12,7 +12,7 @@ from sweeperd.text import timestamp
 from tests.integration.conftest import Cli
 from tests.support.books import Property, check, read
 from tests.support.builders import make_reconciler
-from tests.support.harness import SCOPES, environment, reserve
+from tests.support.harness import SCOPES, environment, on_terminal, reserve
 from tests.support.servers import Server
 
 LATER = -50_000
@@ -54,6 +54,10 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     assert [line.split("\t")[-1] for line in mended.stdout.splitlines()] == ["done", "repaired", "repaired"]
     assert "repaired 1 lost" in mended.stderr
     check(read(client), {Property.INDEXED})
+
+    client.zrem("reservation:ttl", "lost")
+    code, seen = on_terminal(["reconcile", "--repair"], server.url, b"y\n")
+    assert (code, b"reservations: repaired 1 lost" in seen, rb"\n" in seen) == (0, True, False)
 
     client.hincrby(DRIFTED, "reserved", -7)
     drifted = cli("reconcile", env, "--repair", "--yes")

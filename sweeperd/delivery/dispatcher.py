@@ -141,7 +141,8 @@ class Dispatcher:
         self._context = replace(self._context, shard=before._shard)
         self._circuits, self._room, self._engine = before._circuits, before._room, before._engine
         self._failures = before._failures
-        before._groups.adopt(self._groups, self._lanes.keys() - before._lanes.keys())
+        for name in self._lanes.keys() - before._lanes.keys():
+            before._groups.forget(name)  # an earlier reload may have removed the endpoint
         self._groups, self._leaving = before._groups, before._leaving
         self._engine.allow(self._context.concurrency)
         endpoints = {endpoint.name: endpoint for endpoint in before._context.settings.consumers}

@@ -322,6 +322,27 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         assert [client.xinfo_consumers(EVENTS, name) for name in ("e0", "e1", "new")] == [[], [], []]
 
 
+def test_an_endpoint_that_comes_back_begins_as_a_new_one(shard: Shard, client: redis.Redis) -> None:
+    """A reload had removed it, and then an operator its group."""
+    with Receiver() as receiver:
+        both, metrics, runs = endpoints(receiver.url, 2), Metrics(), list[Running]()
+        for some in (both, both[:1], both):
+            run = Running(shard, some, metrics)
+            if runs:
+                run.dispatcher.adopt(runs[-1].dispatcher)
+            run.dispatcher.prepare()
+            run.dispatcher.start()
+            runs.append(run)
+            if some is not both:
+                client.xgroup_destroy(EVENTS, "e1")
+                client.hdel("sweeperd:groups", "e1")
+                (meanwhile,) = expire(client, "meanwhile")
+        groups: Any = client.xinfo_groups(EVENTS)
+        assert {row["name"]: row["last-delivered-id"] for row in groups}[b"e1"] == meanwhile
+        runs[-1].stop.set()
+        assert runs[-1].dispatcher.join(time.monotonic() + 30)
+
+
 def test_a_reload_of_what_all_lanes_depend_on_makes_them_anew(shard: Shard) -> None:
     before = Running(shard, endpoints("http://127.0.0.1:9", 1), Metrics())
     before.dispatcher.prepare()

@@ -8,7 +8,8 @@ import itertools
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import redis
@@ -566,6 +567,42 @@ def test_a_reader_waits_while_nothing_can_be_done(client: redis.Redis, make_read
     reader.open_circuit(b"1-1")
     reader.steps(2)
     assert reader.reader.round() == (False, DEFAULT_TIMING.block)
+
+
+def test_a_long_round_of_reads_leaves_as_much_time_to_others(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = make_reader()
+    reader.steps()
+    together = reader.reader._run
+
+    def slow(*how: Any) -> bool:
+        reader.now += 0.25
+        return together(*how)
+
+    monkeypatch.setattr(reader.reader, "_run", slow)
+    (first,) = expire(client, "a")
+    reader.reader.news()
+    reader.reader.round()
+    (second,) = expire(client, "b")
+    reader.reader.news()
+    assert (reader.reader.round(), reader.in_flight.ids()) == ((False, 0.25), [first])
+    reader.now += 0.25
+    reader.reader.round()
+    assert reader.in_flight.ids() == [first, second]
+
+
+def test_a_lane_that_has_stopped_is_left_with_its_last_event(client: redis.Redis, make_reader: MakeReader) -> None:
+    reader, sender = make_reader(), SimpleNamespace(close=lambda: None)
+    reader.lane.sender = cast(Any, sender)
+    expire(client, "a")
+    reader.steps()
+    reader.lane.stop.set()
+    for in_hand in (1, 0):
+        reader.in_flight.remove(reader.in_flight.ids()[in_hand:])
+        reader.steps()
+        assert (len(reader.reader._intakes), len(reader.reader._at)) == (in_hand, in_hand)
+        assert reader.lane.ended.is_set() is not bool(in_hand)
 
 
 # ---- the end of a run until idle

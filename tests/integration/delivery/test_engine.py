@@ -16,6 +16,7 @@ from sweeperd.delivery import engine, settler, watcher
 from sweeperd.delivery.intake import READ_BYTES
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.outbox.filters import read_filters
 from sweeperd.progress import Progress, working
 from sweeperd.store import Shard, streams
 from sweeperd.store.operations import run_together
@@ -292,8 +293,9 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         before.dispatcher.start()
         expire(client, "slow")
         receiver.wait_for(lambda requests: len(requests) == 3)
-        # One stays, one gets another URL, one goes, and one is new.
-        second = [first[0], first[1] | {"url": f"{receiver.url}?moved"}, {"name": "new", "url": f"{receiver.url}?new"}]
+        # One stays, one gets another URL and a filter, one goes, and one is new.
+        moved = first[1] | {"url": f"{receiver.url}?moved", "tenants": ["acme"]}
+        second = [first[0], moved, {"name": "new", "url": f"{receiver.url}?new"}]
         after = Running(shard, second, before.dispatcher._metrics, concurrency=8)
         after.dispatcher.adopt(before.dispatcher)
         after.dispatcher.prepare()
@@ -307,6 +309,9 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             assert lanes["e1"] is not before.dispatcher.lanes[1]
             assert after.dispatcher.complete
             assert after.dispatcher._engine._settler.together == 4
+            eventually(lambda: len(set(after.dispatcher._engine.lanes)) == 5)
+            assert len(after.dispatcher._engine.lanes) == 5
+            eventually(lambda: b'"acme"' in b"".join(client.hgetall("sweeperd:filters").values()))
             expire(client, "later")
             receiver.wait_for(lambda requests: receivers(requests) == {"e0": 2, "e1": 1, "e2": 1, "moved": 1, "new": 1})
             answered.set()
@@ -320,6 +325,7 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             after.stop.set()
             assert after.dispatcher.join(time.monotonic() + 30)
         assert [client.xinfo_consumers(EVENTS, name) for name in ("e0", "e1", "new")] == [[], [], []]
+        assert not read_filters(shard).processes
 
 
 def test_an_endpoint_that_comes_back_begins_as_a_new_one(shard: Shard, client: redis.Redis) -> None:

@@ -174,3 +174,15 @@ def test_a_full_redis_takes_the_announcement(shard: Shard, client: redis.Redis, 
     with full(shard):
         watch.judge(make_lane(shard), GroupBacklog(1, True, 1000.0), server_time(client))
     assert client.xlen(EVENTS) == client.hlen(CIRCUITS) == 1
+
+
+@pytest.mark.parametrize(
+    ("delivers", "events", "judges"), [(True, TYPES, True), (False, TYPES, False), (True, None, False)]
+)
+def test_a_process_that_delivers_judges_endpoints_if_one_asks_for_it(
+    shard: Shard, delivers: bool, events: list[str] | None, judges: bool
+) -> None:
+    endpoint = {"name": "operator", "url": "http://127.0.0.1:9/", "events": events}
+    settings = Settings.model_validate({"webhooks": {"endpoints": [endpoint]}})
+    made = Dispatcher(ShardContext(settings, shard, Metrics(), threading.Event(), 2), delivers=delivers)
+    assert (made._failures is not None) is judges

@@ -99,6 +99,11 @@ def test_a_process_notes_its_filters_before_it_takes_an_event(
     assert client.xinfo_groups(EVENTS)[0]["last-delivered-id"] == event
 
 
+def test_a_process_that_prepares_notes_its_filters(shard: Shard) -> None:
+    made = Delivery(shard, "http://127.0.0.1:9/", 1, OLD)
+    assert [each.process for each in read_filters(shard).processes] == [made.dispatcher._outbox.consumer]
+
+
 def test_filters_that_differ_for_long_are_reported(
     client: redis.Redis, shard: Shard, deliver: Deliver, caplog: pytest.LogCaptureFixture
 ) -> None:

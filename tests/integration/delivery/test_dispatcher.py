@@ -198,6 +198,24 @@ def test_a_reload_keeps_the_positions_of_the_groups(shard: Shard, client: redis.
     assert [entry.id for entry in Outbox(shard, "test").read("hook", 10)] == [event]
 
 
+@pytest.mark.parametrize("handed_over", [False, True])
+def test_close_closes_the_connections_unless_another_dispatcher_has_them(
+    shard: Shard, client: redis.Redis, handed_over: bool
+) -> None:
+    dispatcher = Delivery(shard, NOWHERE, 1, {}).dispatcher
+    own = dispatcher._shard.client.client_id()
+    dispatcher._handed_over = handed_over
+    dispatcher.close()
+    eventually(lambda: (own in {int(row["id"]) for row in client.client_list()}) is handed_over)
+
+
+def test_maintenance_closes_connections_that_receivers_have_closed(shard: Shard) -> None:
+    dispatcher, tidied = Delivery(shard, NOWHERE, 1, {}).dispatcher, list[bool]()
+    dispatcher.lanes[0].sender.tidy = lambda: tidied.append(True)  # type: ignore[method-assign]
+    dispatcher.maintain()
+    assert tidied
+
+
 def test_a_stop_ends_the_waits_of_endpoints_and_replays(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     now = server_time(client)
     add(client, now - HOUR, 3)

@@ -297,7 +297,9 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         moved = first[1] | {"url": f"{receiver.url}?moved", "tenants": ["acme"]}
         second = [first[0], moved, {"name": "new", "url": f"{receiver.url}?new"}]
         after = Running(shard, second, before.dispatcher._metrics, concurrency=8)
+        own = after.dispatcher._shard.client.client_id()
         after.dispatcher.adopt(before.dispatcher)
+        eventually(lambda: own not in {int(row["id"]) for row in client.client_list()})
         after.dispatcher.prepare()
         after.dispatcher.start()
         before.stop.set()
@@ -311,7 +313,7 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             assert after.dispatcher._engine._settler.together == 4
             eventually(lambda: len(set(after.dispatcher._engine.lanes)) == 5)
             assert len(after.dispatcher._engine.lanes) == 5
-            eventually(lambda: b'"acme"' in b"".join(client.hgetall("sweeperd:filters").values()))
+            eventually(lambda: '"acme"' in str(client.hgetall("sweeperd:filters")))
             expire(client, "later")
             receiver.wait_for(lambda requests: receivers(requests) == {"e0": 2, "e1": 1, "e2": 1, "moved": 1, "new": 1})
             answered.set()
@@ -319,6 +321,8 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             eventually(lambda: client.xpending(EVENTS, "e2")["pending"] == 0)
             after.dispatcher.refresh_replays()
             assert client.xinfo_consumers(EVENTS, "e2") == [], "the endpoint that has gone is left"
+            assert not [name for name in client.hkeys("sweeperd:circuits") if b"e2" in name]
+            assert after.dispatcher._leaving == []
             eventually(lambda: not any(client.xpending(EVENTS, name)["pending"] for name in ("e0", "e1", "new")))
         finally:
             answered.set()

@@ -116,7 +116,7 @@ def test_filters_that_differ_for_long_are_reported(
                 heard, since = row[1].split()
                 client.hset(KEY, row[0], f"{int(heard)} {int(since) - ago}")
             delivery.dispatcher._filters.refresh()
-            for _ in range(2):
+            for _ in range(3):
                 delivery.dispatcher.maintain()
             (status,) = read_endpoints(settings, shard, shard.read_clock(), LetterCounts(), Processes())
             (found,) = [each for each in check_shard(shard, settings) if each.check == "filters"]

@@ -808,6 +808,17 @@ def test_events_that_too_few_replicas_have_are_released(own_shard: Shard, make_r
     assert reader.pauses.waits == [DEFAULT_TIMING.recovery_pause]
 
 
+def test_a_run_until_idle_leaves_a_lane_that_fails(
+    own_shard: Shard, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = make_reader(own_shard, replication=Replication(1, 0.02), until_idle=True)
+    reader.lane.sender = cast(Any, SimpleNamespace(close=lambda: None))
+    expire(own_shard.client, "a")
+    assert reader.steps(50)
+    assert reader.lane.ended.is_set()
+    assert "delivery waits for redis" in caplog.messages
+
+
 # ---- heartbeats and refreshes
 
 

@@ -67,30 +67,36 @@ def test_what_is_taken_and_what_is_not(stream: Outbox, shard: Shard, client: red
     assert now() == (0, 0.0)
 
 
-def test_groups_at_one_position_are_counted_as_each_alone(shard: Shard, client: redis.Redis) -> None:
+@pytest.mark.parametrize("to_the_end", [False, True])
+@pytest.mark.parametrize("lag", [True, False], ids=["Redis 7", "Redis 6.2"])
+def test_groups_at_one_position_are_counted_as_each_alone(
+    shard: Shard, client: redis.Redis, lag: bool, to_the_end: bool
+) -> None:
     """Also where they share a filter, and events are for one of them only."""
-    tenants: dict[str, list[str] | None] = {"all": None, "acme": ["acme"], "too": ["acme"], "both": ["acme", "globex"]}
+    tenants = {"all": None, "acme": ["acme"], "same": ["acme"], "too": ["acme"], "both": ["acme", "globex"]}
     for name in tenants:
         client.xgroup_create(KEY, name, id="0", mkstream=True)
     for number in range(30):
         add_for(client, ("acme", "globex", "initech")[number % 3], 1)
     client.xreadgroup("too", "us", {KEY: ">"}, count=7)
-
-    def compare() -> None:
+    for again in (False, True):
         rows, now = streams.groups(client, shard.keys.events), shard.read_clock()
         groups = [
             (
-                rows[name.encode()],
+                rows[name.encode()] | ({} if lag else {"lag": None}),
                 Subscription(EndpointSettings.model_validate({"name": name, "url": "http://x/", "tenants": some})),
             )
             for name, some in tenants.items()
         ]
-        together = read_backlogs(shard, [*groups, (None, None)], now)
-        assert together == [*(read_backlogs(shard, [each], now)[0] for each in groups), None]
 
-    compare()
-    client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
-    compare()
+        def count(*some: Any) -> list[Any]:
+            memory = BacklogMemory(exact=40 if lag else 10)
+            return read_backlogs(shard, some, now, to_the_end=to_the_end, memory=memory)  # noqa: B023 - called at once
+
+        together = count(*groups, (None, None))
+        assert together == [*(count(each)[0] for each in groups), None]
+        assert again or together[0].events == (30 if lag or to_the_end else 10)
+        client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
 
 
 def test_nobody_knows_how_many_wait_if_the_group_goes_meanwhile(

@@ -10,7 +10,8 @@ import redis
 from sweeperd.config import EndpointSettings, RedisSettings, Settings
 from sweeperd.ops.status import read_status
 from sweeperd.outbox import BacklogMemory, GroupBacklog, Outbox, Subscription, read_backlogs
-from sweeperd.outbox.backlog import REMEMBERED, SAMPLE_BYTES
+from sweeperd.outbox import backlog as backlog_module
+from sweeperd.outbox.backlog import REMEMBERED, SAMPLE_BYTES, SAMPLE_PAGE, _Pages, _share
 from sweeperd.store import Shard, streams
 from tests.integration.outbox.test_outbox import GROUP, KEY, add, ids
 from tests.support.harness import daemon, environment, eventually, server_time
@@ -242,6 +243,32 @@ def test_a_filter_reads_a_bounded_number_of_bytes(stream: Outbox, shard: Shard, 
 
 
 @pytest.mark.newest_redis
+@pytest.mark.parametrize(("most", "size", "seen"), [(5, 30, 3), (2, 30, 2), (5, 29, 3), (9, 90, 5)])
+def test_a_sample_ends_with_the_event_that_makes_it_large_enough(most: int, size: int, seen: int) -> None:
+    share = _share(iter([(b"1-0", {}, 10)] * 5), None, most, size)
+    assert (share.seen, share.more) == (seen, seen < 5)
+
+
+def test_a_bounded_number_of_events_is_kept_for_other_groups(
+    shard: Shard, client: redis.Redis, stream: Outbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog_module, "SHARED", 2 * SAMPLE_PAGE)
+    add(client, 3 * SAMPLE_PAGE + 5)
+    pages = _Pages(shard)
+    assert len(list(pages.read(b"0-0"))) == 3 * SAMPLE_PAGE + 5
+    assert [len(page) for page in pages._pages.values()] == [SAMPLE_PAGE] * 2
+
+
+def test_a_missing_right_is_told(own_shard: Shard) -> None:
+    stream = Outbox(own_shard, "us")
+    stream.groups.ensure(GROUP)
+    add(own_shard.client, 1)
+    stream.read(GROUP, 1)
+    own_shard.client.acl_setuser("default", enabled=True, nopass=True, commands=["-xpending"])
+    with pytest.raises(redis.ResponseError):
+        backlog(own_shard)
+
+
 def test_the_gauge_is_the_number_of_status(server: Server, client: redis.Redis, tmp_path: Path) -> None:
     """A paused endpoint that gets one tenant's events, while another tenant's come too."""
     endpoints = [{"name": GROUP, "url": "http://127.0.0.1:9/", "tenants": ["acme"]}]

@@ -276,6 +276,7 @@ def test_an_endpoint_that_rested_gets_its_part_of_the_requests(shard: Shard, cli
             eventually(lambda: dispatcher.lanes[1].resting)
             expire(client, *map(str, range(40)))
             eventually(lambda: client.xpending(EVENTS, "hook")["pending"] == 2 * 4)
+            receiver.wait_for(lambda requests: len(requests) == 4)
             state.resume("paused")
             eventually(lambda: client.xpending(EVENTS, "paused")["pending"] >= 2 * 2)
             receiver.wait_for(lambda requests: len(requests) >= 4 + 2)

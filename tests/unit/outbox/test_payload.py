@@ -146,6 +146,15 @@ def test_the_data_of_a_foreign_writer_that_are_no_object_are_left_out(form: Form
     assert event["data"] == ({} if form == "event" else {"tenant_id": "acme"})
 
 
+@pytest.mark.parametrize(
+    ("data", "written"),
+    [(b'{"rate": 1e16}', b'"data":{"rate":1e+16}'), (b'{"name": "caf\xe9"}', rb'"data":{"name":"caf\\xe9"}')],
+)
+def test_the_data_of_an_operational_event(data: bytes, written: bytes) -> None:
+    """As the standard library writes them; a byte that is not UTF-8 is shown."""
+    assert written in message(b"", EVENT | {b"type": b"webhook.failing", b"data": data}).body
+
+
 def test_a_moment_beyond_the_calendar_is_left_out() -> None:
     event = body(expires_at=b"9007199254740992")
     assert keys(event) == keys(body()) - {".expires_at"}

@@ -330,20 +330,31 @@ class EndpointStateCache:
                 self._changes += 1
                 self.state = self._unsaved = EndpointState()
 
-    def save(self) -> None:
-        """Write the last change to Redis; if Redis refuses, keep the change for the next call. Raises RedisError."""
+    def resume(self) -> None:
+        """An operator has resumed the endpoint: drop a change that Redis has not taken."""
+        with self._lock:
+            if self._unsaved is not None:
+                self._changes += 1
+                self.state, self._unsaved = EndpointState(), None
+
+    def save(self) -> redis.ResponseError | None:
+        """
+        Write the last change to Redis. If Redis refuses, keep the change for the next call, and return the error.
+        Raises RedisError.
+        """
         unsaved = self._unsaved
         if unsaved is None:
-            return
+            return None
         try:
             state = self._store.write(self._endpoint, unsaved)
         except redis.ResponseError as error:
             if is_server_trouble(error):
                 raise
-            return
+            return error
         with self._lock:
             if self._unsaved is unsaved:
                 self._unsaved, self.state = None, state
+        return None
 
     def _change(self, state: EndpointState) -> None:
         with self._lock:

@@ -234,16 +234,20 @@ class Dispatcher:
 
     @property
     def trouble(self) -> str:
-        """Why Redis keeps events waiting now; empty if it does not."""
-        return self._engine.trouble if self._delivers else ""
+        """Why Redis keeps events waiting now, or did at the end; empty if it does not."""
+        lanes = [*self.lanes, *self._replays.lanes]
+        return self._engine.halted or next((f"{each.endpoint}: {each.trouble}" for each in lanes if each.trouble), "")
 
     def maintain(self) -> None:
         """
         Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
         RedisUnavailable. Connections that receivers have closed are closed here too.
         """
-        for name, lane in self._lanes.items():
+        for lane in self.lanes:
             lane.sender.tidy()
+        with self._shard.reaching():
+            self._shard.read_clock()
+        for name, lane in self._lanes.items():
             state = "stalled" if lane.condition == "delivering" and self._engine.halted else lane.condition
             self._metrics.webhooks.endpoint_state(self._shard.name, name, state)
         refused: RedisUnavailable | None = None

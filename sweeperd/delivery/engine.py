@@ -80,12 +80,6 @@ class Engine:
         """Why Redis keeps all lanes from their work now; empty if it does not."""
         return self._reader.trouble
 
-    @property
-    def trouble(self) -> str:
-        """Why Redis keeps lanes from their work now; empty if it does not."""
-        stalled = (f"{lane.endpoint}: {lane.trouble}" for lane in self.lanes if lane.trouble)
-        return self.halted or next(stalled, "")
-
     def add(self, lanes: Sequence[Lane]) -> None:
         """Work on these lanes too."""
         self._lanes = [*self.lanes, *lanes]

@@ -192,8 +192,9 @@ class Reader:
         self._run([(each, each.beat(self._pool.moving(each.lane))) for each in beating])
 
     def _holding(self) -> list[Intake]:
-        """Those with events in hand."""
-        return [each for lane, each in self._intakes.items() if len(lane.in_flight)]
+        """Those with events in hand. A run until idle does not wait for what Redis refuses."""
+        stalled = {lane for lane in self._intakes if self._until_idle and lane.trouble}
+        return [each for lane, each in self._intakes.items() if len(lane.in_flight) and lane not in stalled]
 
     def _arrange(self) -> None:
         """Take up new lanes, and leave those that have stopped and have nothing in hand."""
@@ -355,7 +356,9 @@ class Reader:
         """
         lanes, keys, client = list(self._intakes), self._shard.keys, self._shard.client
         for lane in lanes:
-            lane.state.save()
+            if refused := lane.state.save():
+                lane.stall(refused)
+                self._intakes[lane].outage.begin(refused)
         changes = [lane.state.changes for lane in lanes]
         requests = [
             Request(server_clock(client)),
@@ -378,6 +381,7 @@ class Reader:
             lane.state.learn(states.get(lane.endpoint.encode()), change)
             if lane.publisher.operator_closes(closed_at):
                 log.warning("an operator has closed the circuit", extra=lane.log_fields)
+                lane.state.resume()
                 intake.scan.end_waits()
                 lane.parked = True
             intake.told()
@@ -435,6 +439,9 @@ class Reader:
         """A run until idle ends after a round with nothing in hand that looks at everything once more."""
         if self._holding():
             return False
+        for lane in self._intakes:
+            if lane.trouble:
+                lane.stop.set()
         self._refresh()
         for each in self._intakes.values():
             each.behind = each.behind or each.lane.works_here

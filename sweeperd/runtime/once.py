@@ -171,6 +171,9 @@ class _Run:
             delivered = self._does("", self._deliver)
             self._does("", self._delivery.maintain)
             counted = self._does("", self._count_delivered)
+            trouble = self._delivery.trouble
+            if trouble and not any(trouble in failure for failure in self.failures):
+                self.failures.append(f"delivery waits for redis: {trouble}")
             self.any_done = any(swept) or (delivered and counted)
         except Exception as error:
             self._failed("", error)

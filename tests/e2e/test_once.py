@@ -182,6 +182,22 @@ def test_a_place_for_metrics_that_is_not_there_stops_no_sweep(
     assert client.xlen("sweeperd:events") == 1
 
 
+@pytest.mark.parametrize("refused", ["xack", "max_rate"])
+def test_a_run_ends_and_fails_where_redis_refuses_its_deliveries(own_server: Server, refused: str) -> None:
+    with Receiver() as receiver, redis.Redis.from_url(own_server.url) as client:
+        env = environment(own_server.url, endpoints=[{"name": "hook", "url": receiver.url, "max_rate": 10}])
+        assert once(env).code == 0
+        client.xadd("sweeperd:events", {"id": "one", "tenant": "acme"})
+        if refused == "xack":
+            client.acl_setuser("default", enabled=True, nopass=True, commands=["-xack"])
+        else:
+            client.delete("sweeperd:pace")
+            client.set("sweeperd:pace", "text")
+        done = once(env, "--exit-zero-on-pending", limit=60)
+        assert (done.code, done.report["undelivered"]) == (1, 1), done.errors
+        assert "delivery waits for redis: hook: " in done.errors
+
+
 def test_the_delivery_limit_leaves_the_rest_waiting(server: Server, client: redis.Redis) -> None:
     """A receiver that is slow keeps a run from its end, and so the next run from its sweep."""
     ids = [f"r{number}" for number in range(40)]

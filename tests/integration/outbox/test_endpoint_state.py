@@ -194,10 +194,16 @@ def test_a_change_is_kept_until_redis_takes_it(
     cache, store = EndpointStateCache(own_shard, "billing"), EndpointStateStore(own_shard)
     change(cache)
     own_shard.client.acl_setuser("default", commands=["-hset"])
-    cache.save()
+    assert "HSET" in str(cache.save())
     refresh(cache, own_shard)
     assert cache.resting
     assert store.read("billing") == EndpointState()
+    before = cache.changes
+    cache.resume()
+    assert (cache.resting, cache.save()) == (False, None)
+    change(cache)
+    cache.learn(None, before)
+    assert cache.resting, "what was read before the change is out of date"
     own_shard.client.acl_setuser("default", commands=["+hset"])
     refresh(cache, own_shard)
     assert store.read("billing") == cache.state

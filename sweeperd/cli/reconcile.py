@@ -29,6 +29,7 @@ from sweeperd.ops.reconcile.walk import mend, reconcile
 from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
+from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.text import span
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
@@ -214,9 +215,12 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     if walk.counters_unjudged:
         yield f"  {walk.counters_unjudged} counters were not judged: they changed too much, or cannot be read"
     if walk.unreadable:
-        names = _named(walk.unreadable, walk.unreadable_ids)
-        yield f"  {names} active hashes cannot be read: their budgets are not judged, and sums omit them"
-        yield "  repair them, or dismiss them from the quarantine: then they are left out"
+        names = f"{_named(walk.unreadable, walk.unreadable_ids)} active hashes cannot be read"
+        if walk.kind == RESERVATIONS:
+            yield f"  {names}: their budgets are not judged"
+            yield "  repair them, or dismiss them from the quarantine: then they are left out"
+        else:
+            yield f"  {names}: the sums omit them, so what they hold shows as drift until you repair them"
     if walk.left_out:
         names = _named(walk.left_out, walk.left_out_ids)
         yield f"  {names} dismissed hashes cannot be read: they are left out, so what they held shows as drift"

@@ -655,6 +655,42 @@ def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
     assert reader.pauses.waits == [0.2] * 5
 
 
+@pytest.mark.parametrize("unread", [False, True])
+def test_a_run_until_idle_waits_for_the_process_that_has_an_ordered_lane(
+    client: redis.Redis, make_reader: MakeReader, unread: bool
+) -> None:
+    reader = make_reader(until_idle=True, ordered=True)
+    client.set("sweeperd:lease:order:hook", "another-process-0123456789abcdef:15000", px=60_000)
+    expire(client, "a") if unread else left_behind(client, "a")
+
+    def five_seconds() -> None:
+        reader.now += 5
+
+    reader.pauses.during_wait = five_seconds
+    assert reader.steps(50)
+    assert reader.pauses.waits == [0.2] * 5
+
+
+def test_the_end_stops_every_lane_and_waits_for_requests_in_flight(
+    make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The heartbeats go on meanwhile, and the thread does not hang."""
+    made, silent = make_reader(), list[float]()
+    made.lane.sender = cast(Any, SimpleNamespace(close=lambda: None))
+    made.steps()
+
+    def join(seconds: float) -> None:
+        made.now += seconds
+
+    threads = [[SimpleNamespace(join=join)]] * 3
+    monkeypatch.setattr(Senders, "threads", property(lambda _: threads.pop() if threads else []))
+    with progress.working(progress.Progress(made.clock)) as work:
+        monkeypatch.setattr(made.reader, "heartbeat", lambda: silent.append(work.silent_for))
+        reader.Reader._end(made.reader)
+    assert (silent, made.now) == ([0.0] * 3, 1003.0)
+    assert (made.lane.stop.is_set(), made.lane.ended.is_set(), made.settler._ended) == (True, True, True)
+
+
 def test_a_run_until_idle_goes_on_with_what_another_process_gives_back(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
@@ -719,12 +755,13 @@ def test_after_an_outage_everything_is_looked_at_again(
     reader.steps()
     reader.reader.watcher, heartbeat = watcher, reader.reader.heartbeat
     monkeypatch.setattr(reader.reader, "heartbeat", lambda: fail() if next(beats) < 2 else heartbeat())
-    events = list[bytes]()
+    events, ahead = list[bytes](), reader.reader._ahead
+    ahead._pages = [Page(b"0-0", [], more=False)]
     reader.stop.during_wait = lambda: events.extend(expire(client, "a"))
     reader.stop.left = 5
     reader.reader.run(reader.stop)
     assert (len(events), reader.in_flight.ids()) == (2, events)
-    assert (watcher.reconnects, watcher.watched) == (1, [])
+    assert (watcher.reconnects, watcher.watched, ahead.page(b"0-0")) == (1, [], None)
 
 
 def test_a_reader_that_waits_for_redis_does_not_hang(make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch) -> None:

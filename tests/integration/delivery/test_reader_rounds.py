@@ -687,7 +687,7 @@ def test_the_end_stops_every_lane_and_waits_for_requests_in_flight(
     with progress.working(progress.Progress(made.clock)) as work:
         monkeypatch.setattr(made.reader, "heartbeat", lambda: silent.append(work.silent_for))
         reader.Reader._end(made.reader)
-    assert (silent, made.now) == ([0.0] * 3, 1003.0)
+    assert (silent, made.now, made.reader._pool._closed) == ([0.0] * 3, 1003.0, True)
     assert (made.lane.stop.is_set(), made.lane.ended.is_set(), made.settler._ended) == (True, True, True)
 
 

@@ -104,9 +104,12 @@ def test_the_parts_of_a_header_are_hidden_each_by_itself(where: str, value: str,
     assert masked.text(echo, sent) == shown
 
 
+@pytest.mark.parametrize("before", ["accepted: ", ""])
 @pytest.mark.parametrize(("end", "shown"), [("hush-h", HIDDEN), ("hus", "hus"), ("thanks", "thanks")])
-def test_only_the_beginning_of_a_secret_is_hidden_at_the_end_of_a_text_that_was_cut(end: str, shown: str) -> None:
-    assert masker().text(f"accepted: {end}", {"X-Key": "hush-hush"}, cut=True) == f"accepted: {shown}"
+def test_only_the_beginning_of_a_secret_is_hidden_at_the_end_of_a_text_that_was_cut(
+    before: str, end: str, shown: str
+) -> None:
+    assert masker().text(f"{before}{end}", {"X-Key": "hush-hush"}, cut=True) == f"{before}{shown}"
 
 
 def test_a_secret_that_is_a_part_of_another_leaves_nothing_of_it() -> None:
@@ -254,3 +257,8 @@ def test_of_an_answer_its_beginning_is_recorded_without_secrets() -> None:
     assert masker().answer(b"no: hush-hush " + b"x" * 5000, sent, {}) == f"no: {HIDDEN} ".ljust(ANSWER, "x")
     assert masker().answer(b"x" * (4 * ANSWER - 6) + b"hush-hush", sent, {}) == "x" * ANSWER
     assert masker().answer(b"hush-hush" * 1000, sent, {}) == HIDDEN
+    whole = "x" * (ANSWER - 4) + "hush"
+    assert masker().answer(b"", sent, {"Content-Encoding": whole}) == ""
+    assert masker().body(b"\x1f\x8b", sent, {"Content-Encoding": whole}) == f"({whole}, not shown)"
+    wide = "\U0001f600" * (ANSWER - 1)  # four bytes each
+    assert masker().answer(f"{wide}hush".encode(), sent, {}) == f"{wide}h"

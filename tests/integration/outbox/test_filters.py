@@ -421,6 +421,18 @@ def test_many_events_at_a_time(client: redis.Redis, both: Pair) -> None:
     assert rows["consumers"] == [{"name": new.owner, "pending": len(wanted)}]
 
 
+def test_unwanted_events_that_are_acknowledged_already_are_done(
+    process: Callable[..., Process], client: redis.Redis
+) -> None:
+    us = process("us", "acme")
+    us.note()
+    (event,) = expire(client, "other", tenant="other")
+    entries = us.outbox.read("hook", 1)
+    client.xack(EVENTS, "hook", event)
+    us.outbox.acknowledge_unwanted(us.subscription, entries)
+    assert pending(client) == {}
+
+
 def test_a_group_passes_what_nobody_wants_without_reading_it(
     process: Callable[..., Process], client: redis.Redis
 ) -> None:
@@ -461,6 +473,7 @@ def test_a_group_passes_nothing_that_another_process_may_want(
     them.note()
     for _ in range(2):  # the first call learns of the other filter
         assert us.outbox.pass_unwanted(us.subscription, first, last) == (False, [])
+        assert us.filters.known.version == them.filters.known.version
     assert pending(client) == {}
     assert [entry.id for entry in us.outbox.read("hook", 9)] == [first, last]
 

@@ -119,6 +119,8 @@ def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> 
         return Advice(runbook="sweeperdgroupfallsbehind")
     if not endpoint.configured:
         return Advice(commands=(letters[0],), runbook="sweeperddeadletters")
+    if endpoint.stalled and endpoint.state != "paused":
+        return Advice(commands=(command_line("check", *options),), runbook="sweeperddeliveriesstuck")
     if endpoint.state == "paused":
         verbs, section = ["test", "resume"], "sweeperdendpointpaused"
     elif endpoint.state == "open":

@@ -66,7 +66,8 @@ def judge_endpoint(endpoint: EndpointDocument) -> Finding | None:
     if endpoint.state == "open":
         return HealthLevel.BAD, f"{endpoint.endpoint}: circuit open; {waiting}"
     if endpoint.warning:
-        return HealthLevel.WATCH, f"{endpoint.endpoint} {endpoint.warning}; {waiting}"
+        level = HealthLevel.BAD if endpoint.stalled and endpoint.pending else HealthLevel.WATCH
+        return level, f"{endpoint.endpoint} {endpoint.warning}; {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_BAD:
         return HealthLevel.BAD, f"{endpoint.endpoint}: {waiting}"
     if endpoint.oldest_pending_seconds > PENDING_WATCH or endpoint.pending is None:

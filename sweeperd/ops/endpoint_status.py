@@ -81,6 +81,11 @@ class EndpointDocument(Document):
     replay: ReplayDocument | None = Field(description="The replay that is running.")
     replicas: list[ReplicaDocument] = Field(description="The delivering processes, open circuits first.")
 
+    @property
+    def stalled(self) -> bool:
+        """Whether Redis refuses to a process what its deliveries need."""
+        return any(each.failure and not each.circuit_open for each in self.replicas)
+
 
 def read_endpoints(
     settings: Settings,

@@ -5,7 +5,8 @@ import shlex
 import pytest
 
 from sweeperd.ops.advice import endpoint_advice, reason_advice, set_aside_advice, shard_advice
-from sweeperd.ops.endpoint_status import EndpointDocument
+from sweeperd.ops.endpoint_status import EndpointDocument, ReplicaDocument
+from sweeperd.outbox.circuits import CircuitNote
 from sweeperd.store.memory import MemoryUse
 from tests.support.builders import endpoint_status, kind_status, last_walk, processes, reason_count, shard_status
 
@@ -25,6 +26,11 @@ from tests.support.builders import endpoint_status, kind_status, last_walk, proc
             "sweeperd dead-letters replay --endpoint a",
         ),
         (endpoint_status("a", state="unknown"), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
+        (
+            endpoint_status("a", replicas=[ReplicaDocument.of(CircuitNote(process="a", reason="NOPERM"))]),
+            "sweeperddeliveriesstuck",
+            "sweeperd check",
+        ),
     ],
 )
 def test_an_endpoint(endpoint: EndpointDocument, runbook: str, last: str) -> None:

@@ -7,8 +7,10 @@ import pytest
 
 from sweeperd.config import Settings
 from sweeperd.ops.endpoint_health import HealthLevel
+from sweeperd.ops.endpoint_status import ReplicaDocument
 from sweeperd.ops.health import DETAILS, ShardView, summarize_health
 from sweeperd.ops.status import Due
+from sweeperd.outbox.circuits import CircuitNote
 from sweeperd.store.memory import MemoryUse
 from tests.support.builders import endpoint_status, last_sweep, processes, shard_status
 
@@ -16,6 +18,7 @@ NOW = 1_795_000_000_000
 GOOD, WATCH, BAD = HealthLevel
 KEEPING_UP, DELIVERED, SET_ASIDE = range(3)
 HOOK = endpoint_status("hook", pending=0)
+STALLED = ReplicaDocument.of(CircuitNote(process="a", reason="NOPERM"))
 USUAL: dict[str, Any] = {"now_ms": NOW, "tick": last_sweep(NOW - 2000), "endpoints": (HOOK,)}
 WELL = shard_status("eu", "redis:6379", **USUAL)
 SETTINGS = Settings.model_validate({"webhooks": {"endpoints": [{"name": "hook", "url": "http://localhost/"}]}})
@@ -75,6 +78,7 @@ def running(**duties: bool) -> ShardView:
         (DELIVERED, waiting(pending=5000, oldest_pending_seconds=1000), BAD, "5,000"),
         (DELIVERED, waiting(pending=1, oldest_pending_seconds=3, state="open", failures=5), BAD, "circuit open"),
         (DELIVERED, waiting(falling_behind=True, warning="falls behind"), WATCH, "hook falls behind"),
+        (DELIVERED, waiting(pending=1, warning="cannot deliver", replicas=[STALLED]), BAD, "cannot deliver"),
         (DELIVERED, waiting(state="paused", paused_at=NOW), WATCH, "paused"),
         (DELIVERED, waiting(state="paused", paused_at=NOW, pending=3), BAD, "paused"),
         (DELIVERED, waiting(pending=None), WATCH, "group"),

@@ -163,7 +163,8 @@ class Subject(abc.ABC):
         self, stage: WalkStage, pages: Iterator[tuple[int, list[bytes]]]
     ) -> Iterator[tuple[int, list[bytes]]]:
         for number, page in enumerate(pages, 1):
-            self.progress(stage, number * PAGE, max(self.size, number * PAGE))
+            done, is_last = number * PAGE, not page[0]
+            self.progress(stage, done, done if is_last else max(self.size, done))
             yield page
 
 

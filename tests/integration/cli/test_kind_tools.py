@@ -343,6 +343,7 @@ def test_a_script_that_is_broken_is_an_answer(kinds: Kinds) -> None:
 
 
 def test_the_walk_tells_how_far_it_is(kinds: Kinds) -> None:
+    kinds.client.mset({f"other:{number}": "" for number in range(1500)})
     kinds.client.hset("seats:hamlet", "held", 4)  # one too many, so that the sums are added up again
     settings = load(kinds.config, {"SWEEPERD_REDIS__URL": kinds.url})
     shard, told = Shard(settings.redis), list[tuple[WalkStage, int, int]]()
@@ -354,3 +355,5 @@ def test_the_walk_tells_how_far_it_is(kinds: Kinds) -> None:
         shard.close()
     assert list(dict.fromkeys(stage for stage, _, _ in told)) == list(WalkStage)[1:]
     assert all(0 < done <= total for _, done, total in told)
+    last = {stage: (done, total) for stage, done, total in told}
+    assert all(done == total for done, total in last.values()), "a bar ends full"

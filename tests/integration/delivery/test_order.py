@@ -134,6 +134,15 @@ def test_what_is_pending_is_learnt_once_as_long_as_the_lease_is_held(
     assert len(lost) == 1
 
 
+def test_ordered_endpoints_share_what_may_be_known(shard: Shard) -> None:
+    names = {"one": BY_TENANT, "two": BY_TENANT, "three": {}}
+    made = Running(
+        shard, [{"name": name, "url": "http://127.0.0.1:9/"} | how for name, how in names.items()], Metrics()
+    )
+    bounds = [lane.order._bound if lane.order is not None else 0 for lane in made.dispatcher.lanes]
+    assert bounds == [lanes.KNOWN // 2, lanes.KNOWN // 2, 0]
+
+
 def test_only_the_oldest_events_of_keys_are_probes(client: redis.Redis, deliver: Deliver) -> None:
     well = threading.Event()
     judge = Judge(lambda _request, _number: Answer(200 if well.is_set() else 503))

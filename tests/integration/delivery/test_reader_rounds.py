@@ -756,7 +756,7 @@ def test_after_an_outage_everything_is_looked_at_again(
     reader.reader.watcher, heartbeat = watcher, reader.reader.heartbeat
     monkeypatch.setattr(reader.reader, "heartbeat", lambda: fail() if next(beats) < 2 else heartbeat())
     events, ahead = list[bytes](), reader.reader._ahead
-    ahead._pages = [Page(b"0-0", [], more=False)]
+    ahead._pages = [Page(b"0-0", [OutboxEntry(b"1-0", 1, [b"id", b"r"])], more=False)]
     reader.stop.during_wait = lambda: events.extend(expire(client, "a"))
     reader.stop.left = 5
     reader.reader.run(reader.stop)

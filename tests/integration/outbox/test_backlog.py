@@ -100,6 +100,19 @@ def test_groups_at_one_position_are_counted_as_each_alone(
         client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
 
 
+def test_events_for_one_endpoint_only_are_counted_for_no_other(shard: Shard, client: redis.Redis) -> None:
+    names = ("acme", "same")
+    for name in names:
+        client.xgroup_create(KEY, name, id="0", mkstream=True)
+    client.xadd(KEY, {"id": "again", "tenant": "acme", "only_for": "acme"})
+    rows = streams.groups(client, shard.keys.events)
+    endpoints = [
+        EndpointSettings.model_validate({"name": name, "url": "http://x/", "tenants": ["acme"]}) for name in names
+    ]
+    groups = [(rows[each.name.encode()], Subscription(each)) for each in endpoints]
+    assert [each and each.events for each in read_backlogs(shard, groups, shard.read_clock())] == [1, 0]
+
+
 def test_nobody_knows_how_many_wait_if_the_group_goes_meanwhile(
     stream: Outbox, shard: Shard, client: redis.Redis
 ) -> None:

@@ -83,7 +83,11 @@ class Trials:
         sys.stdout.flush()
         child = os.fork()
         if not child:
-            os._exit(_run(mutant, plan, output))
+            code = 1
+            try:
+                code = _run(mutant, plan, output)
+            finally:  # whatever the mutant raises: the rest of this program is the parent's
+                os._exit(code)
         self._running[child] = _Running(mutant or _AS_IT_IS, output, time.monotonic())
 
     @property

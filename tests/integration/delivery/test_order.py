@@ -14,7 +14,7 @@ import redis
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
 from sweeperd.delivery import scan
-from sweeperd.delivery.order import OrderedQueue
+from sweeperd.delivery.order import KNOWN, OrderedQueue
 from sweeperd.metrics import Metrics
 from sweeperd.ops.endpoints import skip
 from sweeperd.outbox import ConsumerGroups
@@ -140,7 +140,7 @@ def test_ordered_endpoints_share_what_may_be_known(shard: Shard) -> None:
         shard, [{"name": name, "url": "http://127.0.0.1:9/"} | how for name, how in names.items()], Metrics()
     )
     bounds = [lane.order._bound if lane.order is not None else 0 for lane in made.dispatcher.lanes]
-    assert bounds == [lanes.KNOWN // 2, lanes.KNOWN // 2, 0]
+    assert bounds == [KNOWN // 2, KNOWN // 2, 0]
 
 
 def test_only_the_oldest_events_of_keys_are_probes(client: redis.Redis, deliver: Deliver) -> None:

@@ -58,8 +58,9 @@ class SentinelProcess:
             client.execute_command("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
 
     def primary_port(self) -> int:
+        """As a client asks. SENTINEL get-master-addr-by-name names the heir already before the fail-over has ended."""
         with self.client() as client:
-            return int(client.sentinel_get_master_addr_by_name(SERVICE)[1])
+            return int(client.sentinel_masters()[SERVICE]["port"])
 
     def close(self) -> None:
         self._process.kill()

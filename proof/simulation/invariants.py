@@ -308,8 +308,10 @@ class Book:
     def undelivered(self, settings: Settings) -> list[str]:
         """The events that an endpoint should have accepted, and has neither accepted nor got as a dead letter."""
         found = []
-        # If a group is made again, or its endpoint was left out for a while, what is older than `max_age` may be lost.
-        forgets = self.plan.faults & {"failover", "reload"} or "destroy" in self.plan.operations
+        # If a group is made again, or no living process had its endpoint for a while, what is older than `max_age` may
+        # be lost.
+        left_out = any(each.what in ("reload", "canary") for each in self.disturbances)
+        forgets = left_out or "failover" in self.plan.faults or "destroy" in self.plan.operations
         oldest = kernels.KERNEL.now - settings.webhooks.max_age.total_seconds()
         for book in self.shards:
             letters = self._letters(book)

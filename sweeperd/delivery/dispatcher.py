@@ -302,7 +302,10 @@ class Dispatcher:
         """Trim the stream, and measure the groups of other programs that `events.groups` names."""
         events, shard = self._context.settings.events, self._shard
         age = milliseconds(events.group_max_age)
-        trimmed = self._groups.trim(groups, self._retention_ms, self._max_age_ms, events.groups, age)  # reads the clock
+        elsewhere = self._filters.endpoints()
+        trimmed = self._groups.trim(  # reads the clock
+            groups, self._retention_ms, self._max_age_ms, events.groups, age, elsewhere
+        )
         for group in events.groups:
             lost, oldest = trimmed.unread.get(group, 0), self._groups.oldest_unread_ms(group)
             seconds = 0.0 if oldest is None else max(0.0, (shard.clock.now_ms() - oldest) / 1000)

@@ -77,6 +77,8 @@ class LivingFilters:
     processes: tuple[ProcessFilters, ...] = ()
     #: Endpoint -> owner of released events -> filter.
     by_endpoint: Mapping[str, Mapping[bytes, EventFilter]] = field(default_factory=dict)
+    #: When a process last noted its filters, ms on Redis's clock.
+    noted_ms: int = 0
 
     @classmethod
     def parse(cls, fields: Mapping[bytes, bytes]) -> Self:
@@ -94,7 +96,8 @@ class LivingFilters:
             processes.append(ProcessFilters(decode(process), int(since) if since.isdigit() else 0, notes))
             for endpoint, note in notes.items():
                 by_endpoint.setdefault(endpoint, {}).setdefault(note.owner, EventFilter(note))
-        return cls(fields.get(b"version", b""), tuple(processes), by_endpoint)
+        _, _, noted = fields.get(b"answered", b"").partition(b" ")
+        return cls(fields.get(b"version", b""), tuple(processes), by_endpoint, int(noted) if noted.isdigit() else 0)
 
     @property
     def number(self) -> int:
@@ -176,6 +179,17 @@ class Filters:
         """The different filters of other living processes, by the owner of their released events."""
         own = self._own.get(endpoint)
         return {owner: each for owner, each in self._living(endpoint).items() if own is None or owner != own.owner}
+
+    def endpoints(self) -> set[str]:
+        """
+        The endpoints of all living processes. A process without endpoints of its own asks Redis for them, and takes all
+        processes for dead if none has noted its filters for LONG. Raises redis.RedisError.
+        """
+        known = self.known if self._own else self.refresh()
+        if not self._own and self._shard.clock.now_ms() - known.noted_ms > LONG * 1000:
+            return set()
+        lost = self._lost.by_endpoint if self._timing.clock() < self._lost_until else {}
+        return {*known.by_endpoint, *lost}
 
     def owner_for(self, subscription: Subscription, entry: OutboxEntry) -> bytes | None:
         """The new owner of an event that only another living process wants; None if none does."""

@@ -159,11 +159,13 @@ class ConsumerGroups:
         max_age_ms: int,
         named: Collection[str] = (),
         named_age_ms: int = 0,
+        elsewhere: Collection[str] = (),
     ) -> Trimmed:
         """
-        Remove events that are older than the retention and acknowledged by every configured group. The groups of other
-        programs hold events too: a `named` group for up to `named_age_ms`, any other for up to `max_age_ms`. Redis
-        removes whole nodes of the stream, so a few older events stay. After `Timing.trim_for` the next call continues.
+        Remove events that are older than the retention and acknowledged by every configured group. `elsewhere`: the
+        groups that are configured for other processes. The groups of other programs hold events too: a `named` group
+        for up to `named_age_ms`, any other for up to `max_age_ms`. Redis removes whole nodes of the stream, so a few
+        older events stay. After `Timing.trim_for` the next call continues.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
@@ -174,6 +176,7 @@ class ConsumerGroups:
             if name in wanted:
                 self.positions[name] = first
                 self._seen.add(name)
+            if name in wanted or name in elsewhere:
                 keep_from = min(keep_from, first)
                 continue
             longest = named_age_ms if name in named else max_age_ms

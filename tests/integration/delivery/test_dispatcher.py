@@ -405,6 +405,29 @@ def test_the_groups_of_other_programs_are_measured(
     assert (vars(warning)["group"], vars(warning)["events"]) == ("warehouse", gone)
 
 
+@pytest.mark.parametrize("own", [[], [{"name": "other", "url": NOWHERE}]], ids=["no endpoint", "another endpoint"])
+def test_a_process_without_an_endpoint_keeps_what_the_endpoint_has_not_read(
+    own: list[dict[str, str]], shard: Shard, client: redis.Redis
+) -> None:
+    """While another process has it: settings may differ, and a pause may be longer than `max_age`."""
+    settings = Settings.model_validate({"webhooks": {"endpoints": own}})
+
+    def maintained() -> int:
+        lacks_it = Dispatcher(ShardContext(settings, shard, Metrics(), threading.Event(), 2))
+        lacks_it.prepare()
+        lacks_it.maintain()
+        return int(client.xlen(EVENTS))
+
+    Delivery(shard, NOWHERE, 2, {}).dispatcher.prepare()
+    add(client, server_time(client) - 35 * 24 * HOUR, 300)
+    assert maintained() == 300
+    if own:
+        client.delete("sweeperd:filters")
+    else:
+        client.hset("sweeperd:filters", "answered", f"1 {server_time(client) - 61_000}")
+    assert maintained() < 300, "nobody has it any more"
+
+
 def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     """Old events, silent consumers and notes of dead processes go; what waits is measured, by Redis's clock."""
     delivery = Delivery(shard, NOWHERE, 2, {}, timing=Timing(take_over_after=-1), until_idle=True)

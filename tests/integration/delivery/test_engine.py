@@ -184,10 +184,12 @@ def test_a_stream_that_ends_before_the_cursor_is_watched(shard: Shard, client: r
     with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), block=0.2, **RARELY):
         expire(client, "lost")
         receiver.wait_for(lambda requests: len(requests) == 1)
-        client.delete(EVENTS)
-        client.xadd(EVENTS, {"id": "kept", "tenant": "acme"}, id="5-1")
-        client.hdel("sweeperd:groups", "e0")
-        client.xgroup_create(EVENTS, "e0", "0")
+        with client.pipeline() as at_once:  # else the reader may make the group first
+            at_once.delete(EVENTS)
+            at_once.xadd(EVENTS, {"id": "kept", "tenant": "acme"}, id="5-1")
+            at_once.hdel("sweeperd:groups", "e0")
+            at_once.xgroup_create(EVENTS, "e0", "0")
+            at_once.execute()
         receiver.wait_for(lambda requests: len(requests) == 2, 10)
 
 

@@ -302,7 +302,7 @@ class Dispatcher:
         """Trim the stream, and measure the groups of other programs that `events.groups` names."""
         events, shard = self._context.settings.events, self._shard
         age = milliseconds(events.group_max_age)
-        elsewhere = self._filters.endpoints()
+        elsewhere = self._filters.endpoints(self._max_age_ms)
         trimmed = self._groups.trim(  # reads the clock
             groups, self._retention_ms, self._max_age_ms, events.groups, age, elsewhere
         )

@@ -120,7 +120,7 @@ def endpoint_advice(endpoint: EndpointDocument, options: Sequence[str] = ()) -> 
     if not endpoint.configured:
         return Advice(commands=(letters[0],), runbook="sweeperddeadletters")
     if endpoint.stalled and endpoint.state != "paused":
-        return Advice(commands=(command_line("check", *options),), runbook="sweeperddeliveriesstuck")
+        return Advice(commands=(command_line("check", *options),), runbook="sweeperdendpointstalled")
     if endpoint.state == "paused":
         verbs, section = ["test", "resume"], "sweeperdendpointpaused"
     elif endpoint.state == "open":

@@ -180,16 +180,15 @@ class Filters:
         own = self._own.get(endpoint)
         return {owner: each for owner, each in self._living(endpoint).items() if own is None or owner != own.owner}
 
-    def endpoints(self) -> set[str]:
+    def endpoints(self, silence_ms: int) -> set[str]:
         """
-        The endpoints of all living processes. A process without endpoints of its own asks Redis for them, and takes all
-        processes for dead if none has noted its filters for LONG. Raises redis.RedisError.
+        The endpoints of all living processes. A process without endpoints of its own removes no notes of dead ones: it
+        reads them, and takes them for dead if nothing was noted for `silence_ms`. Raises redis.RedisError.
         """
         known = self.known if self._own else self.refresh()
-        if not self._own and self._shard.clock.now_ms() - known.noted_ms > LONG * 1000:
+        if not self._own and self._shard.clock.now_ms() - known.noted_ms > silence_ms:
             return set()
-        lost = self._lost.by_endpoint if self._timing.clock() < self._lost_until else {}
-        return {*known.by_endpoint, *lost}
+        return {each for each in (*known.by_endpoint, *self._lost.by_endpoint) if self._living(each)}
 
     def owner_for(self, subscription: Subscription, entry: OutboxEntry) -> bytes | None:
         """The new owner of an event that only another living process wants; None if none does."""

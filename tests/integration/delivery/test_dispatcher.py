@@ -424,7 +424,7 @@ def test_a_process_without_an_endpoint_keeps_what_the_endpoint_has_not_read(
     if own:
         client.delete("sweeperd:filters")
     else:
-        client.hset("sweeperd:filters", "answered", f"1 {server_time(client) - 61_000}")
+        client.hset("sweeperd:filters", "answered", f"1 {server_time(client) - 73 * HOUR}")
     assert maintained() < 300, "nobody has it any more"
 
 

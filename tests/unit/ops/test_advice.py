@@ -28,7 +28,7 @@ from tests.support.builders import endpoint_status, kind_status, last_walk, proc
         (endpoint_status("a", state="unknown"), "sweeperddeadletters", "sweeperd dead-letters list --endpoint a"),
         (
             endpoint_status("a", replicas=[ReplicaDocument.of(CircuitNote(process="a", reason="NOPERM"))]),
-            "sweeperddeliveriesstuck",
+            "sweeperdendpointstalled",
             "sweeperd check",
         ),
     ],

@@ -20,10 +20,10 @@ from tests.support.servers import binaries
 TAIL = 4000
 #: The page of a version, and the data behind it, which is attached to the release and is not in Git.
 EVIDENCE, DATA = "docs/evidence", "dist/evidence"
-#: Changes below these folders leave the product as it is, so results of a commit before them still count.
-_FINDINGS = (EVIDENCE, "proof/mutants/results")
+#: Changes of these files and folders leave the product as it is, so results of a commit before them still count.
+_FINDINGS = (EVIDENCE, "proof/mutants/results", "proof/mutants/explained.toml")
 #: What tells git to leave them out.
-WITHOUT_FINDINGS = ("--", ".", *(f":(exclude){folder}*" for folder in _FINDINGS))
+WITHOUT_FINDINGS = ("--", ".", *(f":(exclude){path}*" for path in _FINDINGS))
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ for _ in 1 2 3; do
   for command in "${commands[@]}"; do wait "$command" || fail "a command beside the daemon"; done
 done
 [ "$(started)" = "$first" ] || fail "the daemon was started again"
-say "most memory, with three commands at once" "$(docker exec sweeperd cat /sys/fs/cgroup/memory.peak) bytes"
+# The file of cgroup v2, or of v1.
+peak=$(docker exec sweeperd sh -c 'cat /sys/fs/cgroup/memory.peak || cat /sys/fs/cgroup/memory/memory.max_usage_in_bytes' 2> /dev/null)
+say "most memory, with three commands at once" "$peak bytes"
 docker stop --time 40 sweeperd > /dev/null
 [ "$(docker inspect --format '{{.State.ExitCode}}' sweeperd)" = 0 ] || fail "SIGTERM does not end it well"
 say "SIGTERM" "exit code 0"

@@ -1,3 +1,4 @@
+#!/bin/sh
 # Runs the documents' blocks for cron, then the real cron daemon.
 # The first argument: how many late reservations are timed beside a slow receiver.
 . "$(dirname "$0")/machine.sh"

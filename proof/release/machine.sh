@@ -1,3 +1,4 @@
+#!/bin/sh
 # What cron.sh and systemd.sh share. They run as root on a fresh Debian 12 with python3-venv and redis-server, and read the
 # clone below /root/sweeperd.
 say() { echo "PROOF $1: $2"; }
@@ -11,6 +12,7 @@ reserve() { # ID...: overdue by a minute
   done | redis-cli > /dev/null
 }
 open_budget() { redis-cli HSET budget:tenant:acme:TOKENS allocated 100000 remaining 0 reserved 100000 spent 0 debt 0 > /dev/null; }
+# shellcheck disable=SC2034
 await() { # SECONDS COMMAND...: until it succeeds; sets $took
   limit=$1; shift; began=$(date +%s)
   until "$@"; do [ $(($(date +%s) - began)) -lt "$limit" ] || return 1; sleep 1; done

@@ -1,3 +1,4 @@
+#!/bin/sh
 # Runs the documents' blocks for systemd, and then what goes wrong. It is run twice: after the first boot, and after the
 # reboot that must follow.
 . "$(dirname "$0")/machine.sh"

@@ -334,7 +334,7 @@ def both_ledgers(on: Rehearsal) -> str:
         ledger.settle(tenant.id, settled, 4, idempotency_key=str(uuid.uuid4()))
         spent = 7 + 6 + 2 + 4
         key = str(uuid.uuid4())
-        runtime(1, key)
+        twice = runtime(1, key)
         try:
             hold(1, key)
         except IdempotencyMismatch:
@@ -348,7 +348,8 @@ def both_ledgers(on: Rehearsal) -> str:
         tenant.end(made[-1], "release")
         listed = tenant.sorted_list()
         assert sorted(listed) == sorted(made), "a sorted list lacks a reservation, or has one twice"
-        for reservation in (shared, again):
+        # None is left to the service: its sweep takes the amount from a closed budget a second time.
+        for reservation in (twice, shared, again):
             assert tenant.end(reservation, "release")[0] == 200
         assert not kept or _ready(on, tenant), "the index was READY, and is so no longer"
     index = "READY all the time" if kept else "not kept by this runtime"

@@ -113,8 +113,10 @@ class Book:
             return
         self._check_hands(book, stream)
         self._keep(book)
+        # A new group may begin before the oldest event that is left.
+        gone = (stream._ids[0][0], stream._ids[0][1] - 1) if stream._ids else tuple(stream.last_id)
         for name in stream._groups:
-            book.since.setdefault(name.decode(), tuple(stream._groups[name].last_delivered_key))
+            book.since.setdefault(name.decode(), max(gone, tuple(stream._groups[name].last_delivered_key)))
         if tuple(stream.last_id) <= book.last:
             return
         for id_ in reversed(stream._ids):

@@ -47,8 +47,8 @@ SEATS = [
     ("takes leading zeros in amounts", "(find(text, UNSIGNED) or text == '0')", "find(text, '^%d*$')"),
     (
         "adds in floating point",
-        "if #a <= DIGITS and #b <= DIGITS then\n      return format('%d', a + b)",
-        "if true then\n      return format('%.0f', a + b)",
+        "if #a <= DIGITS and #b <= DIGITS then\n      return string.format('%d', a + b)",
+        "if true then\n      return string.format('%.0f', a + b)",
     ),
     ("does not check MIN", "if not least or sum >= least then", "if true then"),
     (
@@ -58,8 +58,8 @@ SEATS = [
     ),
     (
         "takes a counter that is no number for 0",
-        "if not sums.is_int64(before) then",
-        "if not sums.is_int64(before) then before = '0' elseif false then",
+        "if not amounts.is_int64(before) then",
+        "if not amounts.is_int64(before) then before = '0' elseif false then",
     ),
     ("ignores the state", "if row[1] ~= 'HELD' then", "if false then"),
     ("skips what is alive", "if row[1] ~= 'HELD' then", "if row[1] == 'HELD' then"),
@@ -70,7 +70,7 @@ SEATS = [
         "call('HSET', key, 'quarantined_at'",
         "call('HSET', key, 'state', 'BAD', 'quarantined_at'",
     ),
-    ("takes seconds for milliseconds", "EARLIEST = 100000000000", "EARLIEST = 0"),
+    ("takes seconds for milliseconds", "EARLIEST, LATEST = 100000000000", "EARLIEST, LATEST = 0"),
     ("does not ask for rights", "local can_ask = redis.acl_check_cmd ~= nil", "local can_ask = false"),
     (
         "begins with a write that needs memory",
@@ -120,14 +120,14 @@ FAULTS += [
         "sessions",
         "call('ZADD', index, score_text, id)",
         "local _ = score_text",
-        inside="local function move",
+        inside="function entry.move",
     ),
     Fault(
         "a skip takes the first of the index and not its own",
         "seat-holds",
         ZREM,
         "\n    call('ZREMRANGEBYRANK', index, 0, 0)\n",
-        inside="local function drop",
+        inside="function entry.drop",
     ),
     Fault("a quarantined entry stays indexed", "seat-holds", ZREM, "\n    local _ = id\n", inside=ASIDE),
     Fault(

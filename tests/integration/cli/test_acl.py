@@ -313,6 +313,8 @@ def test_the_ledger_works_beside_a_cycles_service(own_server: Server, cli: Cli) 
 @pytest.mark.newest_redis
 def test_tenants_that_the_ledger_may_only_read(own_server: Server, cli: Cli) -> None:
     """Redis asks for the whole right to each key that a script is given, whether the script writes it or not."""
+    if own_server.binary.numbers < (7, 0):
+        pytest.skip("Redis 6.2 knows no right to read alone")
     url = own_server.url.replace("redis://", f"redis://ledger:{PASSWORD}@")
     printed = cli("acl", environment(own_server.url), "--ledger").stdout.split()
     with redis.Redis.from_url(own_server.url, protocol=2) as client, Ledger.from_url(url) as ledger:

@@ -477,12 +477,14 @@ def test_what_all_lanes_have_in_hand_is_bounded(shard: Shard, client: redis.Redi
             made.dispatcher._room.bytes = bound
             made.dispatcher._room.typical = size
             for number in range(4):
-                client.xadd(EVENTS, {"id": str(number), "data.note": "x" * size, "kind": "k", "type": "k.expired"})
+                note = "x" * size
+                last = client.xadd(EVENTS, {"id": str(number), "data.note": note, "kind": "k", "type": "k.expired"})
 
             def done() -> bool:
                 nonlocal most
                 most = max(most, sum(lane.in_flight.bytes for lane in made.dispatcher.lanes))
-                return all(not each["pending"] and not each["lag"] for each in client.xinfo_groups(EVENTS))
+                groups = client.xinfo_groups(EVENTS)
+                return all(not each["pending"] and each["last-delivered-id"] == last for each in groups)
 
             eventually(done, pause=0.01)
     assert 0 < most <= 4 * bound + size

@@ -65,7 +65,7 @@ class ShardBook:
     last: tuple[int, int] = (0, 0)
     #: Entry -> the event of its expiry.
     expired: dict[str, Expiry] = field(default_factory=dict)
-    #: Endpoint -> the position at which its group was first seen.
+    #: Endpoint -> the position at which its group was first seen, or the last event that was trimmed before.
     since: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Budget -> how much `reserved` may be too high, because a hand has changed it; and how much it is, as last seen.
     shifted: dict[bytes, int] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Book:
             return
         self._check_hands(book, stream)
         self._keep(book)
-        # A new group may begin before the oldest event that is left.
+        # A new group may begin before the oldest event of the stream: what was trimmed by then is not owed to it.
         gone = (stream._ids[0][0], stream._ids[0][1] - 1) if stream._ids else tuple(stream.last_id)
         for name in stream._groups:
             book.since.setdefault(name.decode(), max(gone, tuple(stream._groups[name].last_delivered_key)))

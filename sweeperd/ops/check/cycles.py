@@ -144,7 +144,7 @@ def webhook_rules(subject: CheckedShard) -> CheckResult:
             found.append(f"{name} ({refusal})")
     if found:
         return warning(
-            f"the dispatcher will block the URLs of {len(found)}: {_named(found, ', ')}",
+            f"a dispatcher of 0.1.25.22 or newer will block the URLs of {len(found)}: {_named(found, ', ')}",
             "change the URLs, or the rules, through the admin API of Cycles",
         )
     return ok("no URL of an active subscription is blocked, as far as is known without resolving names")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import redis
 
+from sweeperd.config import RELAY
 from sweeperd.ops.acl import ANY
 from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, warning
 from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
@@ -73,11 +74,18 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     named = settings.events.groups
     strange = sorted(name for name in there - known - set(named) if not name.startswith(GROUP_PREFIX))
     missing = [name for name in named if name not in there]
+    age = span(max(settings.events.retention, settings.webhooks.longest_age).total_seconds())
+    if RELAY.name in strange:
+        return warning(
+            f"{RELAY.name}: nothing relays events to Cycles while cycles.enabled is false; those older than {age} are "
+            "lost",
+            "set cycles.enabled = true to relay them; if Cycles needs no more events, remove the group with "
+            f"XGROUP DESTROY {decode(shard.keys.events)} {RELAY.name}",
+        )
     if strange:
-        age = max(settings.events.retention, settings.webhooks.longest_age)
         return warning(
             f"{', '.join(strange)}: neither an endpoint nor in events.groups; such a group loses events older than "
-            f"{span(age.total_seconds())}",
+            f"{age}",
             "add it to events.groups if another program reads it; otherwise remove it with XGROUP DESTROY",
         )
     if missing:

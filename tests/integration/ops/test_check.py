@@ -518,3 +518,13 @@ def test_groups_of_other_programs(server: Server, client: redis.Redis) -> None:
     found = look(server.url)["groups"]
     assert (found.level, "warehouse" in found.says, "30 d" in found.says) == (WARNING, True, True)
     assert look(server.url, events=named)["groups"].level is OK
+
+
+def test_a_relay_that_is_switched_off_leaves_its_own_group(server: Server, client: redis.Redis) -> None:
+    client.xgroup_create("sweeperd:events", "_cycles", id="0", mkstream=True)
+    assert look(server.url, cycles={"enabled": True})["groups"].level is OK
+    found = look(server.url)["groups"]
+    assert found.level is WARNING
+    assert found.says.startswith("_cycles: nothing relays events to Cycles while cycles.enabled is false")
+    assert found.advice.startswith("set cycles.enabled = true")
+    assert found.advice.endswith("XGROUP DESTROY sweeperd:events _cycles")

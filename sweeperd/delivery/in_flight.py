@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sweeperd.outbox import OutboxEntry
 
 #: How many bytes of events all lanes of a shard have in hand, if the next events are as large as the last ones. With
-#: events of 8 kB in batches a process needs 135 MiB at most; with twice as many bytes in hand, 168 MiB.
+#: events of 8 kB in batches a process needs 146 MiB at most, also while receivers are slow.
 IN_FLIGHT_BYTES = 12 * 1024 * 1024
 #: How many events they have in hand: two full batches of the largest size for each of 16 requests.
 IN_FLIGHT_EVENTS = 32_000

@@ -9,8 +9,9 @@ import gc
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
+from types import FrameType
 
 _held: list[int] = []
 _begun = False
@@ -41,6 +42,30 @@ def hold_hang_ups() -> None:
     _begun = True
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, _hold)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """
+    SIGTERM and SIGINT end the process without a traceback in this block. Afterwards SIGINT interrupts as ever, and
+    SIGTERM still ends the first process of a container.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell ignores it for a job in the background
+        signal.signal(signal.SIGINT, _end)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
+    yield
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, deadly())):
+        if signal.getsignal(number) is _end:
+            signal.signal(number, handler)
+
+
+def deadly() -> Callable[[int, FrameType | None], None] | signal.Handlers:
+    """
+    The handler with which a signal ends this process at once. It is the kernel's, which works even if the main thread
+    hangs, but the kernel ignores these signals for the first process of a container.
+    """
+    return _end if os.getpid() == 1 else signal.SIG_DFL
 
 
 def raise_file_limit() -> None:
@@ -88,3 +113,9 @@ def release_hang_ups() -> None:
 
 def _hold(number: int, _frame: object) -> None:
     _held.append(number)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    signal.raise_signal(number)
+    os._exit(128 + number)  # as a shell reports the signal

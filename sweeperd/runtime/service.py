@@ -24,7 +24,7 @@ from sweeperd.progress import Progress
 from sweeperd.runtime.cpu_affinity import CpuAffinity
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.last_resort import LastResort
-from sweeperd.runtime.process import Role
+from sweeperd.runtime.process import Role, deadly
 from sweeperd.runtime.systemd import SystemdNotifier
 from sweeperd.web.server import WebServer
 
@@ -145,7 +145,7 @@ class Service:
 
     def _on_end(self, number: int, _frame: object) -> None:
         for name in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(name, signal.SIG_DFL)
+            signal.signal(name, deadly())
         self._ending = signal.Signals(number)
         self._wake.put(None)
 

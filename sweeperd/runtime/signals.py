@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from sweeperd.runtime.process import in_own_process
+from sweeperd.runtime.process import deadly, in_own_process
 
 
 class Stop(threading.Event):
@@ -16,10 +16,7 @@ class Stop(threading.Event):
 
 
 def end_at_once(code: int) -> None:
-    """
-    Exit with this code at SIGTERM or SIGINT, because nothing has started that needs a clean stop. Without a handler the
-    kernel ignores these signals for the first process of a container.
-    """
+    """Exit with this code at SIGTERM or SIGINT, because nothing has started that needs a clean stop."""
 
     def end(_number: int, _frame: object) -> None:
         sys.exit(code)
@@ -40,7 +37,7 @@ def stop_on_signals(*, last: bool = False, again: bool = True) -> Iterator[Stop]
 
     def on_signal(number: int, _frame: object) -> None:
         for each in numbers if again else ():
-            signal.signal(each, signal.SIG_DFL)
+            signal.signal(each, deadly())
         stop.number = number
         stop.set()
 

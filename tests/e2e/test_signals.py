@@ -1,7 +1,9 @@
 """Signals at each moment in the life of a process, and a system that gives no more threads."""
 
+import functools
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -43,11 +45,12 @@ threading.Thread.start = limited
 class Starting:
     """A process that waits for its settings: they come through a pipe."""
 
-    def __init__(self, env: dict[str, str], directory: Path, *arguments: str) -> None:
+    def __init__(self, env: dict[str, str], directory: Path, *arguments: str, first: bool = False) -> None:
         self._path = directory / "config.toml"
         os.mkfifo(self._path)
         more = {"SWEEPERD_CONFIG": str(self._path)}
-        self.process = subprocess.Popen([*MODULE, *arguments], env=env | more, stderr=subprocess.PIPE, text=True)
+        line = [*(AS_FIRST if first else []), *MODULE, *arguments]
+        self.process = subprocess.Popen(line, env=env | more, stderr=subprocess.PIPE, text=True)
         self._pipe = os.open(self._path, os.O_WRONLY)  # waits for the reader
 
     def go_on(self) -> None:
@@ -103,6 +106,93 @@ def test_a_hang_up_ends_a_command_that_is_no_daemon(tmp_path: Path) -> None:
         process.send_signal(signal.SIGHUP)
         assert process.wait(20) == -signal.SIGHUP
         starting.go_on()
+
+
+# ---- before it knows its command, and as the first process of a container
+
+#: In place of click: says that the imports have begun, and waits.
+BLOCKS = "print('imports', flush=True); input()"
+SLOW = """
+import time
+from sweeperd.runtime.signals import stop_on_signals
+
+with stop_on_signals() as stop:
+    print("begun", flush=True)
+    stop.wait()
+    print("stopping", flush=True)
+    time.sleep(60)
+"""
+#: Runs a command as the first process of a namespace, as a container does.
+AS_FIRST = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+@functools.cache
+def has_namespaces() -> bool:
+    return (
+        bool(shutil.which("unshare"))
+        and not subprocess.run([*AS_FIRST, "true"], capture_output=True, check=False).returncode
+    )
+
+
+def child_of(process: subprocess.Popen[str]) -> int:
+    """The process that `unshare` has started."""
+    return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text())
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["a process", "the first of a container"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_imports_ends_the_process(number: signal.Signals, first: bool, tmp_path: Path) -> None:
+    if first and not has_namespaces():
+        pytest.skip("no namespaces of processes here")
+    (tmp_path / "click.py").write_text(BLOCKS)
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    pipe = subprocess.PIPE
+    line = [*(AS_FIRST if first else []), *MODULE]
+    with subprocess.Popen(line, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "imports\n"
+            os.kill(child_of(process) if first else process.pid, number)
+            assert process.wait(20) == (128 + number if first else -number)
+            assert process.stderr is not None
+            assert process.stderr.read() == ""
+        finally:
+            process.kill()
+
+
+def test_a_job_in_the_background_goes_on_at_ctrl_c(tmp_path: Path) -> None:
+    """A shell without job control lets it ignore SIGINT."""
+    (tmp_path / "click.py").write_text("import os, signal; os._exit(signal.getsignal(signal.SIGINT) is signal.SIG_IGN)")
+    env = environment()
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
+    line = ["/bin/sh", "-c", "trap '' INT; exec \"$@\"", "sh", *MODULE]
+    assert subprocess.run(line, env=env, timeout=20, check=False).returncode == 1
+
+
+@pytest.mark.skipif("not has_namespaces()")
+def test_sigterm_ends_a_command_that_is_the_first_process_of_a_container(tmp_path: Path) -> None:
+    starting = Starting(environment(), tmp_path, "status", first=True)
+    with starting.process as process:
+        os.kill(child_of(process), signal.SIGTERM)
+        assert process.wait(20) == 128 + signal.SIGTERM
+        starting.go_on()
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["a process", "the first of a container"])
+def test_the_second_signal_ends_the_process_at_once(first: bool) -> None:
+    if first and not has_namespaces():
+        pytest.skip("no namespaces of processes here")
+    line = [*(AS_FIRST if first else []), sys.executable, "-c", SLOW]
+    with subprocess.Popen(line, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for said in ("begun\n", "stopping\n"):
+                assert process.stdout.readline() == said
+                os.kill(child_of(process) if first else process.pid, signal.SIGTERM)
+            assert process.wait(20) == (128 + signal.SIGTERM if first else -signal.SIGTERM)
+        finally:
+            process.kill()
 
 
 # ---- `--once`

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, reserve
+from tests.support.harness import Daemon, budget, command, daemon, environment, eventually, heed_interrupts, reserve
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 
@@ -149,7 +149,15 @@ def test_a_signal_during_the_imports_ends_the_process(number: signal.Signals, fi
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), env.get("PYTHONPATH", "")])
     pipe = subprocess.PIPE
     line = [*(AS_FIRST if first else []), *MODULE]
-    with subprocess.Popen(line, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+    with subprocess.Popen(
+        line,
+        env=env,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+        preexec_fn=heed_interrupts,  # noqa: PLW1509 - the child only sets a signal
+    ) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "imports\n"

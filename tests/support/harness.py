@@ -166,6 +166,11 @@ def environment(url: str = "", **settings: object) -> dict[str, str]:
     return ours | {f"SWEEPERD_{name.upper()}": str(value) for name, value in settings.items()}
 
 
+def heed_interrupts() -> None:
+    """In the child: a shell that starts the tests in the background has them ignore SIGINT, and children inherit it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def command(*arguments: str) -> list[str]:
     """The installed command of the environment that the tests run in."""
     return [str(Path(sys.executable).parent / "sweeperd"), *arguments]

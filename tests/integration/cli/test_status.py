@@ -19,7 +19,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.store import Shard
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.support.builders import make_sweeper, reservations_kind
-from tests.support.harness import command, environment, eventually, reserve, server_time
+from tests.support.harness import command, environment, eventually, heed_interrupts, reserve, server_time
 from tests.support.kind_settings import SEAT_HOLD
 from tests.support.servers import Server, free_port
 
@@ -190,11 +190,6 @@ def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
     assert len(ran.out.splitlines()) == 12
     only_printable(ran.out)
     assert sweeperd("status", "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING).document
-
-
-def heed_interrupts() -> None:
-    """In the child: a shell that starts the tests in the background has them ignore SIGINT, and children inherit it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -266,12 +266,12 @@ def test_three_replicas_share_the_rate(server: Server, client: redis.Redis) -> N
 def test_quick_retries_and_probes_count(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     with (
         Receiver(lambda *_: Answer(500)) as receiver,
-        deliver(receiver.url, 4, {"max_rate": 40}, attempts=3, backoff_initial="1ms", probe_max="1ms") as delivery,
+        deliver(receiver.url, 4, {"max_rate": 8}, attempts=3, backoff_initial="1ms", probe_max="1ms") as delivery,
     ):
         began = time.monotonic()
         expire(client, *(f"r{number}" for number in range(20)))
         receiver.wait_for(lambda requests: len(requests) >= 20)
-        assert len(receiver.requests) <= 40 * (time.monotonic() - began + BURST) + 3
+        assert len(receiver.requests) <= 8 * (time.monotonic() - began + BURST) + 3
         eventually(lambda: delivery.sample("sweeperd_webhook_rate_waits_total"))
 
 

@@ -194,23 +194,24 @@ def test_another_webhook_waits_ten_seconds_at_most(
     env = environment(server.url, cycles__enabled="true", reconcile__interval="")
     asked: dict[bytes, float] = {}
     with contextlib.ExitStack() as stack:
+        dispatcher = stack.enter_context(Dispatcher(client))
         running = [stack.enter_context(daemon(env, tmp_path)) for _ in range(replicas)]
         eventually(lambda: client.xlen("sweeperd:events") == total, limit=60)
-        eventually(lambda: any(each.metric("sweeperd_relay_waiting") == 1 for each in running), limit=60)
-        assert 900 < client.llen("dispatch:pending") <= 1000
-        dispatcher = stack.enter_context(Dispatcher(client))
-        began, before, longest_list = time.monotonic(), dispatcher.taken, 0
+        began, before, longest_list, waited = time.monotonic(), dispatcher.taken, 0, False
         while time.monotonic() < began + 15:
             asked[other := b"other %d" % len(asked)] = time.monotonic()
             client.lpush("dispatch:pending", other)
             longest_list = max(longest_list, client.llen("dispatch:pending"))
+            waited = waited or any(each.metric("sweeperd_relay_waiting") == 1 for each in running)
             time.sleep(0.25)
         eventually(lambda: dispatcher.others.keys() == asked.keys(), limit=60)
         rate = (dispatcher.taken - before) / (time.monotonic() - began)
         assert [each.terminate() for each in running] == [0] * replicas
     longest = max(dispatcher.others[each] - at for each, at in asked.items())
     print(f"{replicas} replicas: {longest:.1f} s at most, {rate:.0f} deliveries a second, {longest_list} in the list")
-    assert longest_list <= 1000 + len(asked)
+    assert waited
+    # A busy machine slows the dispatcher down, and the relay fills the list for its rate.
+    assert min(900, 4 * rate) < longest_list <= 1000 + len(asked)
     assert longest <= 10 * max(1, Dispatcher.RATE / rate)
 
 

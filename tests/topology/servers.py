@@ -18,6 +18,8 @@ from tests.support.servers import Binary, Server, free_port
 SERVICE = "reservations"
 #: How long a primary may be silent while a test has it killed, and while it only shares a busy machine.
 HASTY_MS, PATIENT_MS = 1000, 20_000
+#: In seconds. A sentinel that took the other replica for down sees only by two looks, 10 s apart, whom it follows.
+LONGEST_FAIL_OVER = 90
 #: Slashes and signs, so that they only work where a URL is read as it has to be.
 PASSWORD, SENTINEL_PASSWORD = "p/ss:w@rd", "s3ntinel%"
 
@@ -108,7 +110,7 @@ class Sentinels:
             sentinel.be_patient(HASTY_MS)
         old.kill()
         for sentinel in self.sentinels:
-            eventually(lambda sentinel=sentinel: sentinel.primary_port() != old.port, limit=30)
+            eventually(lambda sentinel=sentinel: sentinel.primary_port() != old.port, limit=LONGEST_FAIL_OVER)
             sentinel.be_patient(PATIENT_MS)
         for server in self.servers:
             if server is not old:
@@ -116,7 +118,7 @@ class Sentinels:
                     client.config_set("masterauth", PASSWORD)
         with self.client() as client:
             eventually(lambda: client.info("replication")["role"] == "master")
-            eventually(lambda: client.info("replication")["connected_slaves"] == 1, limit=30)
+            eventually(lambda: client.info("replication")["connected_slaves"] == 1, limit=LONGEST_FAIL_OVER)
         return self.primary
 
 

@@ -89,6 +89,7 @@ class Kernel:
         self.timers: list[tuple[float, int, Callable[[], None]]] = []
         self.count = itertools.count(1)
         self.idents = itertools.count(100_000)
+        self.numbers = itertools.count(1)
         self.switches = 0
         self.world = Host("world")
         #: Called with the thread's name and the error of a thread that has died.
@@ -315,6 +316,13 @@ def _is_alive(thread: Any) -> bool:
     )
 
 
+def _hash(thread: Any) -> int:
+    """`hash`: threads are kept in sets, whose order must not depend on addresses."""
+    if "simulated_number" not in vars(thread):
+        thread.simulated_number = next(KERNEL.numbers)
+    return int(thread.simulated_number)
+
+
 class _Datetime(type):
     def __instancecheck__(cls, value: object) -> bool:
         return isinstance(value, real_datetime.datetime)
@@ -335,6 +343,7 @@ def install() -> None:
     own._CRLock, own.RLock = None, own._PyRLock
     own.get_ident = own.get_native_id = _ident
     own.Thread.start, own.Thread.join, own.Thread.is_alive = _start, _join, _is_alive
+    own.Thread.__hash__ = _hash
     own._time = lambda: KERNEL.now
     import _threading_local  # noqa: PLC0415 - built on the locks above
 

@@ -1,5 +1,6 @@
 """Keeps the consumer groups of a shard's event stream."""
 
+import json
 import logging
 import threading
 import time
@@ -86,9 +87,10 @@ class ConsumerGroups:
         Create the missing groups, even at maxmemory, and update the notes of positions that have moved. `wanted`: group
         -> where it starts if there is no note.
 
-        A lost group restarts at the first unacknowledged event, so some events are delivered twice, and none is lost.
-        If this process has not seen the group, it restarts at the noted position, up to its `max_ages_ms` back, and the
-        age of its events counts from now.
+        A lost group restarts at the first unacknowledged event, or at the noted position if that is earlier, as in an
+        older copy after a fail-over. So some events are delivered twice, and none is lost. If this process has not seen
+        the group, it restarts at the noted position, up to its `max_ages_ms` back, and the age of its events counts
+        from now.
 
         If an operator has removed the owner of parked events (XGROUP DELCONSUMER), the group rewinds to the last noted
         position.
@@ -186,6 +188,9 @@ class ConsumerGroups:
         for unmade in wanted - groups.keys():
             # Once it can be created, this group reads all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
+        if lost := set(elsewhere) - wanted - groups.keys():
+            # Its own processes make it again, at the noted position.
+            keep_from = min(keep_from, *map(_position, self._client.hmget(self._notes, list(lost))))
         # One step for each group that is left behind, up to its position, then up to the end: a group never reads the
         # events that a step removes beyond its position.
         removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
@@ -290,6 +295,14 @@ class ConsumerGroups:
             if not is_missing_group(error):
                 raise
         return StreamId.parse(info["last-delivered-id"])
+
+
+def _position(note: bytes | str | None) -> StreamId:
+    """The position in the note of a group; the start of the stream if there is none."""
+    try:
+        return StreamId.parse(str(json.loads(note or b"{}")["position"]))
+    except (ValueError, KeyError, TypeError):
+        return START
 
 
 def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:

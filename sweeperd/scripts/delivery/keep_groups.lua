@@ -4,7 +4,7 @@
 -- KEYS[2] -> sweeperd:groups  HASH    group -> its note, JSON: `made_at`, `position`, `parked` (whether the group has
 --                                     each owner of parked events, a digit each); for a replay, its description
 -- ARGV -> four for each group: its name;  the position to create it at, so that it receives later events;
---         `seen`: the caller has seen the group, so the position holds;
+--         `seen`: the caller has seen the group, so the position holds, unless the note has an earlier one;
 --         `new`, `backfill`: the caller has not, so the note's position is used; without a note the group begins now,
 --         or in the past;
 --         `replay`: the group is created only if its note exists, so only until the replay has ended;
@@ -17,6 +17,9 @@
 -- XGROUP DELCONSUMER drops a consumer's pending events from the group. No process removes the owners of parked events.
 -- If such an owner is gone, the group reads again from the noted position: some events are delivered twice, none is
 -- lost.
+--
+-- An earlier position in the note belongs to an older copy: what the caller has seen acknowledged since then, such as
+-- records of Cycles, is missing from that copy.
 --
 -- A position beyond the stream's last id belongs to a stream that was lost, or replaced by an older copy. There the
 -- group would skip new events, so it begins that far back. XGROUP makes the first change, so only HSET needs a check.
@@ -93,13 +96,13 @@ for i = 1, #ARGV, 4 do
     if not note then
       outcome = 'ended'
     end
-  elseif kind ~= 'seen' then
-    if noted then
-      position = smaller(noted, oldest) and oldest or noted
-      made_at = clock.now_text
-    else
-      outcome, made_at = 'made', kind == 'backfill' and clock.now_text or '0'
-    end
+  elseif kind == 'seen' then
+    position = noted and smaller(noted, position) and noted or position
+  elseif noted then
+    position = smaller(noted, oldest) and oldest or noted
+    made_at = clock.now_text
+  else
+    outcome, made_at = 'made', kind == 'backfill' and clock.now_text or '0'
   end
   if outcome == 'made' or outcome == 'remade' then
     if smaller(last, position) then

@@ -337,6 +337,27 @@ def test_a_note_goes_back_with_its_group(shard: Shard, client: redis.Redis) -> N
     assert note(client)["position"] == "1-0"
 
 
+def test_an_older_copy_without_the_group_has_the_position_of_that_time(shard: Shard, client: redis.Redis) -> None:
+    """
+    The group was lost when the copy was taken. What the process has seen acknowledged since then, the copy has not: its
+    records of Cycles, say, are lost with the fail-over.
+    """
+    client.xgroup_create(EVENTS, "hook", id="0", mkstream=True)
+    ids = expire(client, "one", "two")
+    delivery = Delivery(shard, NOWHERE, 2, {})
+    delivery.dispatcher.maintain()
+    copied: Any = client.hget(GROUPS, "hook")
+    outbox = Outbox(shard, "them")
+    outbox.acknowledge("hook", [entry.id for entry in outbox.read("hook", 10)])
+    delivery.dispatcher.maintain()
+    assert note(client)["position"] == ids[1].decode()
+    client.hset(GROUPS, "hook", copied)
+    client.xgroup_destroy(EVENTS, "hook")
+    delivery.dispatcher.maintain()
+    assert remade(delivery) == 1
+    assert ids_left(shard) == ids
+
+
 # ---- replays that end, groups that go, while they are looked at
 
 

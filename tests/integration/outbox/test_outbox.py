@@ -144,10 +144,10 @@ def test_a_group_that_another_replica_made_is_made_again_with_its_note(
     assert made_at > 0
     first, second = other.read(GROUP, 2)
     other.acknowledge(GROUP, [first.id])
+    other.groups.ensure(GROUP, "beginning")
     if known_by == "trim":
         stream.groups.trim([GROUP], DAY, DAY)
     else:
-        other.groups.ensure(GROUP, "beginning")
         stream.groups.adopt(other.groups, [GROUP])
     client.xgroup_destroy(KEY, GROUP)
     eventually(lambda: server_time(client) > made_at)
@@ -652,6 +652,31 @@ def test_an_endpoint_that_is_configured_no_more(
     assert trimmed().removed >= 4 * NODE
     assert set(younger) <= in_stream(client)
     assert len(in_stream(client) & set(older)) <= NODE
+
+
+@pytest.mark.parametrize("note", ["there", "gone", "unreadable"])
+def test_a_lost_group_of_another_process_holds_what_it_has_not_read(
+    note: str, stream: Outbox, other: Outbox, client: redis.Redis, now: int
+) -> None:
+    """Until that process makes it again; this one has settings without the endpoint."""
+    stream.groups.ensure(GROUP)
+    other.groups.ensure("audit")
+    add(client, 2 * NODE, at=now - 2 * DAY)
+    consume(stream)
+    consume(other, "audit")
+    other.groups.ensure("audit")
+    left = add(client, 2 * NODE, at=now - 2 * DAY + 1)
+    consume(stream)
+    client.xgroup_destroy(KEY, "audit")
+    if note == "gone":
+        client.hdel("sweeperd:groups", "audit")
+    elif note == "unreadable":
+        client.hset("sweeperd:groups", "audit", "{")
+    trimmed = stream.groups.trim([GROUP], DAY, 3 * DAY, elsewhere=["audit"])
+    assert trimmed.removed == (NODE if note == "there" else 0)
+    assert set(left) <= in_stream(client)
+    other.groups.ensure("audit")
+    assert ids(other.read("audit", 10_000)) == left
 
 
 def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(

@@ -65,16 +65,18 @@ class ShardBook:
     last: tuple[int, int] = (0, 0)
     #: Entry -> the event of its expiry.
     expired: dict[str, Expiry] = field(default_factory=dict)
-    #: Endpoint -> the position at which its group was first seen, or the last event that was trimmed before.
+    #: Endpoint -> the position at which its group was first seen, or the last event that was trimmed before, or that
+    #: came while the group was gone and no living process had the endpoint.
     since: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: Budget -> how much `reserved` may be too high, because a hand has changed it; and how much it is, as last seen.
     shifted: dict[bytes, int] = field(default_factory=dict)
     excess: dict[bytes, int] = field(default_factory=dict)
     #: Whether a fail-over may have given an entry a second event.
     rewound: bool = False
-    #: The version of the notes about filters; endpoint -> entries that the filter of a living process has wanted at any
-    #: moment since the expiry.
+    #: The version of the notes about filters; the endpoints of all living processes; endpoint -> entries that the
+    #: filter of a living process has wanted at any moment since the expiry.
     version: bytes = b""
+    wanted: set[str] = field(default_factory=set)
     kept: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     #: Group and event -> the process that has the event in hand, and when the process last said so, ms.
     hands: dict[tuple[bytes, Any], tuple[bytes, int]] = field(default_factory=dict)
@@ -117,6 +119,9 @@ class Book:
         gone = (stream._ids[0][0], stream._ids[0][1] - 1) if stream._ids else tuple(stream.last_id)
         for name in stream._groups:
             book.since.setdefault(name.decode(), max(gone, tuple(stream._groups[name].last_delivered_key)))
+        # A hand removed the group, and no process had its endpoint any more to make it again.
+        for former in book.since.keys() - book.wanted - {name.decode() for name in stream._groups}:
+            book.since[former] = tuple(stream.last_id)
         if tuple(stream.last_id) <= book.last:
             return
         for id_ in reversed(stream._ids):
@@ -153,6 +158,7 @@ class Book:
         if version == book.version:
             return
         book.version, living = version, self._living(book)
+        book.wanted = set(living.by_endpoint)
         for endpoint, keys in book.kept.items():
             filters = living.by_endpoint.get(endpoint, {}).values()
             keys &= {key for key in keys if any(each.matches(book.expired[key].fields) for each in filters)}

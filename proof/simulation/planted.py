@@ -153,7 +153,7 @@ def group_lost_while_resting() -> None:
         return keep
 
     replace(Dispatcher, "keep_groups", make)
-    in_script("delivery/keep_groups", "elseif kind ~= 'seen' then", "else\n    position = last\n  end\n  if false then")
+    in_script("delivery/keep_groups", "elseif kind == 'seen' then", "else\n    position = last\n  end\n  if false then")
 
 
 @planted("an entry expires by the index alone, though its deadline was moved")

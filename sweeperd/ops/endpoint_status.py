@@ -15,7 +15,8 @@ from sweeperd.outbox.circuits import CircuitNote, CircuitState, CircuitStateStor
 from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.filters import LivingFilters, read_filters
-from sweeperd.outbox.replays import GROUP_PREFIX, ReplayStore
+from sweeperd.outbox.groups import REPLAY_PREFIX
+from sweeperd.outbox.replays import ReplayStore
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.errors import is_refused
@@ -102,7 +103,7 @@ def read_endpoints(
     """
     groups = streams.groups(shard.client, shard.keys.events)
     known, foreign = {endpoint.name: endpoint for endpoint in settings.consumers}, settings.events.groups
-    named = {name for name in map(decode, groups) if not name.startswith(GROUP_PREFIX)}
+    named = {name for name in map(decode, groups) if not name.startswith(REPLAY_PREFIX)}
     names = [*known, *foreign, *sorted((named | letters.by_endpoint.keys()) - known.keys() - set(foreign))]
     rows = [groups.get(name.encode()) for name in names]
     subscriptions = [Subscription(known[name]) if name in known else None for name in names]

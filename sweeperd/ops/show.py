@@ -15,8 +15,7 @@ from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.ops.advice import command_line
 from sweeperd.outbox.attempts import attempts_with
 from sweeperd.outbox.event import event_id
-from sweeperd.outbox.groups import is_waiting
-from sweeperd.outbox.replays import GROUP_PREFIX
+from sweeperd.outbox.groups import REPLAY_PREFIX, is_waiting
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.scripts import accepted, run_commands
@@ -307,7 +306,7 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         if letter.get(b"event") == entry
     }
     infos = streams.groups(shard.client, shard.keys.events).items()
-    groups = {name: info for key, info in infos if not (name := decode(key)).startswith(GROUP_PREFIX)}
+    groups = {name: info for key, info in infos if not (name := decode(key)).startswith(REPLAY_PREFIX)}
     configured = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
     for name in dict.fromkeys([*configured, *groups, *letters]):
         wanted = configured.get(name)

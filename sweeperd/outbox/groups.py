@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 PARKED = b"(parked)"
 #: The owner of events that wait for a retry outside of a batch, because they were rejected on their own.
 PARKED_ALONE = b"(parked alone)"
+#: The name prefix of replays' groups. No endpoint's name starts with it.
+REPLAY_PREFIX = "_replay."
 #: How many pending events one command claims. It blocks other clients for 0.8 ms on Redis 7.0.
 CLAIM_COUNT = 100
 #: The idle time of an event that any process may claim at once, ms. It exceeds every back-off.
@@ -74,6 +76,7 @@ class ConsumerGroups:
         self._leave = Script("delivery/leave")
         self._make_due = Script("delivery/make_due")
         self._keep_groups = Script("delivery/keep_groups")
+        self._trim = Script("delivery/trim")
         #: Group -> the id up to which it has acknowledged every event, where it starts if it is recreated.
         self.positions: dict[str, StreamId] = {}
         #: The groups known to exist. A group that could not be created has a position but is not seen.
@@ -164,21 +167,27 @@ class ConsumerGroups:
         elsewhere: Collection[str] = (),
     ) -> Trimmed:
         """
-        Remove events that are older than the retention and acknowledged by every configured group. `elsewhere`: the
-        groups that are configured for other processes. The groups of other programs hold events too: a `named` group
-        for up to `named_age_ms`, any other for up to `max_age_ms`. Redis removes whole nodes of the stream, so a few
-        older events stay. After `Timing.trim_for` the next call continues.
+        Remove events that are older than the retention and acknowledged by every configured group, and by every replay.
+        `elsewhere`: the groups that are configured for other processes. The groups of other programs hold events too: a
+        `named` group for up to `named_age_ms`, any other for up to `max_age_ms`. Redis removes whole nodes of the
+        stream, so a few older events stay. After `Timing.trim_for`, or if a group is made meanwhile, the next call
+        continues.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
         wanted, read = set(configured), dict[str, StreamId]()
         groups = {decode(name): info for name, info in streams.groups(self._client, self._key).items()}
+        lost = set(elsewhere) - wanted - groups.keys()
+        replays = {name for name in groups if name.startswith(REPLAY_PREFIX)}
+        notes = cast(dict[bytes, bytes], self._client.hgetall(self._notes) if lost or replays else {})
+        # A replay that has begun may not be known to this process yet.
+        holding = {*elsewhere, *(name for name in replays if name.encode() in notes)}
         for name, info in groups.items():
             first = self._first_needed(name, info)
             if name in wanted:
                 self.positions[name] = first
                 self._seen.add(name)
-            if name in wanted or name in elsewhere:
+            if name in wanted or name in holding:
                 keep_from = min(keep_from, first)
                 continue
             longest = named_age_ms if name in named else max_age_ms
@@ -188,23 +197,23 @@ class ConsumerGroups:
         for unmade in wanted - groups.keys():
             # Once it can be created, this group reads all events after its position.
             keep_from = min(keep_from, self.positions.get(unmade, START))
-        if lost := set(elsewhere) - wanted - groups.keys():
-            # Its own processes make it again, at the noted position.
-            keep_from = min(keep_from, *map(_position, self._client.hmget(self._notes, list(lost))))
+        for name in lost:
+            # The processes that have its endpoint make it again, at the noted position.
+            keep_from = min(keep_from, _position(notes.get(name.encode())))
         # One step for each group that is left behind, up to its position, then up to the end: a group never reads the
         # events that a step removes beyond its position.
         removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
         for step in sorted({first for first in read.values() if first < keep_from} | {keep_from}):
-            gone = self._trim_to(step, until)
+            gone = self._trim_to(step, groups, until)
             removed += gone
             for group, first in read.items():
                 unread[group] += gone if first < step else 0
         return Trimmed(removed, unread)
 
-    def _trim_to(self, keep_from: StreamId, until: float) -> int:
-        """XTRIM with `~` removes up to 10,000 entries, so no call blocks the server for long."""
+    def _trim_to(self, keep_from: StreamId, groups: Collection[str], until: float) -> int:
+        """A call removes up to 10,000 entries, so none blocks the server for long; none if there is another group."""
         removed = 0
-        while count := int(self._client.xtrim(self._key, minid=str(keep_from), approximate=True)):
+        while count := int(self._trim.run(self._client, Call([self._key], [str(keep_from), *groups]))):
             removed += count
             if time.monotonic() > until:
                 break
@@ -297,7 +306,7 @@ class ConsumerGroups:
         return StreamId.parse(info["last-delivered-id"])
 
 
-def _position(note: bytes | str | None) -> StreamId:
+def _position(note: bytes | None) -> StreamId:
     """The position in the note of a group; the start of the stream if there is none."""
     try:
         return StreamId.parse(str(json.loads(note or b"{}")["position"]))

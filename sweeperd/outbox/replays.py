@@ -22,7 +22,7 @@ from sweeperd.outbox.circuits import CircuitStateStore
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.event import ONLY_FOR, Fields, category, event_type
 from sweeperd.outbox.filters import FilterNote, read_filters
-from sweeperd.outbox.groups import is_waiting
+from sweeperd.outbox.groups import REPLAY_PREFIX, is_waiting
 from sweeperd.outbox.stream import Outbox
 from sweeperd.outbox.subscription import EventFilter, Subscription
 from sweeperd.store import streams
@@ -34,9 +34,7 @@ from sweeperd.text import decode, rfc3339, whole
 
 log = logging.getLogger(__name__)
 
-#: The name prefix of replays' groups. No endpoint's name starts with it.
-GROUP_PREFIX = "_replay."
-_PREFIX = GROUP_PREFIX.encode()
+_PREFIX = REPLAY_PREFIX.encode()
 #: A note has between this number of marks, evenly spread over the events, and twice as many.
 MARKS = 50
 #: An event's id has the time of its expiry. Ids never go back, so they are ahead of the clock after it was set back or
@@ -60,7 +58,7 @@ def last_searched(shard: Shard, until_ms: int) -> bytes:
 
 def replay_group(endpoint: str) -> str:
     """The name of the consumer group of the replay to this endpoint. Only one replay runs at a time."""
-    return GROUP_PREFIX + endpoint
+    return REPLAY_PREFIX + endpoint
 
 
 @dataclass(frozen=True, slots=True)

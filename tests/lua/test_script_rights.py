@@ -75,6 +75,7 @@ CASES = {
     "delivery/set_field": Case([GROUPS], ["billing", "x"], "hdel hset"),
     "delivery/set_state": Case([ENDPOINTS, EVENTS], ["billing", PAUSE, "type", "paused"], "hdel hset xadd", (EVENTS,)),
     "delivery/take_tokens": Case([b"sweeperd:pace"], ["billing", 60_000_000, 5, 1], "hdel hset"),
+    "delivery/trim": Case([EVENTS], ["2-1", "billing", "running"], "xtrim"),
     "ops/adopt": Case([b"reservation:res_foreign", INDEX, QUARANTINE], ["foreign"], "zrem zadd"),
     "ops/dismiss": Case([ROW, QUARANTINE], ["r1"], "zrem hset"),
     "ops/reconcile_entry": Case(
@@ -131,7 +132,8 @@ def world(client: redis.Redis) -> dict[bytes, tuple[object, bool]]:
 
 @pytest.fixture
 def limited(server: Server, client: redis.Redis) -> Iterator[redis.Redis]:
-    """The connection of a user who may do everything, up to now."""
+    """The connection of a user who may do everything, up to now. Each event is a node of its stream, so one can go."""
+    client.config_set("stream-node-max-entries", 1)
     fill(client)
     client.execute_command("ACL", "SETUSER", "clerk", "reset", "on", f">{PASSWORD}", "~*", "+@all")
     url = server.url.replace("redis://", f"redis://clerk:{PASSWORD}@")
@@ -139,6 +141,7 @@ def limited(server: Server, client: redis.Redis) -> Iterator[redis.Redis]:
         connection.ping()
         yield connection
     client.acl_deluser("clerk")
+    client.config_set("stream-node-max-entries", 100)
 
 
 def allow(client: redis.Redis, *changes: str) -> None:

@@ -10,7 +10,7 @@ from sweeperd.ops.check.findings import CheckedShard, CheckResult, failure, ok, 
 from sweeperd.ops.reconcile.last_walk import LastWalk, WalkStore
 from sweeperd.ops.status import WARNING, is_empty
 from sweeperd.outbox.filters import read_filters
-from sweeperd.outbox.replays import GROUP_PREFIX
+from sweeperd.outbox.groups import REPLAY_PREFIX
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_wrong_type
 from sweeperd.store.scripts import run_commands
@@ -72,7 +72,7 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     there = {decode(name) for name in streams.groups(shard.client, shard.keys.events)}
     known = {endpoint.name for endpoint in settings.consumers}
     named = settings.events.groups
-    strange = sorted(name for name in there - known - set(named) if not name.startswith(GROUP_PREFIX))
+    strange = sorted(name for name in there - known - set(named) if not name.startswith(REPLAY_PREFIX))
     missing = [name for name in named if name not in there]
     age = span(max(settings.events.retention, settings.webhooks.longest_age).total_seconds())
     if RELAY.name in strange:

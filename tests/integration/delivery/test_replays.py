@@ -18,7 +18,6 @@ from sweeperd.outbox import CircuitStateStore, EndpointStateStore, Outbox, is_wa
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.replays import (
-    GROUP_PREFIX,
     MARKS,
     ReplayNote,
     ReplayProgress,
@@ -65,7 +64,7 @@ def seen(receiver: Receiver) -> Counter[str]:
 def ended(client: redis.Redis) -> bool:
     """Whether no replay has left a note or a group."""
     names: set[Any] = {*client.hkeys(GROUPS), *streams.groups(client, EVENTS.encode())}
-    return not any(name.startswith(GROUP_PREFIX.encode()) for name in names)
+    return not any(name.startswith(b"_replay.") for name in names)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from sweeperd.outbox import (
     Subscription,
 )
 from sweeperd.outbox.groups import CLAIM_COUNT, LONG_IDLE_MS, Trimmed
-from sweeperd.store import Shard
+from sweeperd.store import Shard, streams
 from tests.support.fixtures import full
 from tests.support.harness import eventually, server_time
 from tests.support.servers import Binary, Server
@@ -677,6 +677,42 @@ def test_a_lost_group_of_another_process_holds_what_it_has_not_read(
     assert set(left) <= in_stream(client)
     other.groups.ensure("audit")
     assert ids(other.read("audit", 10_000)) == left
+
+
+def test_a_group_that_is_made_meanwhile_keeps_what_it_reads(
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a replay that an operator begins between the look at the groups and the trim."""
+    stream.groups.ensure(GROUP)
+    old = add(client, 5 * NODE, at=now - 2 * DAY)
+    consume(stream)
+    look = streams.groups
+
+    def make_after_the_look(*args: Any) -> Any:
+        found = look(*args)
+        client.xgroup_create(KEY, "replay", id="0")
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(streams, "groups", make_after_the_look)
+        assert trimmed().removed == 0
+    assert ids(stream.read("replay", 10_000)) == old
+    assert trimmed().removed == 0, "held by the replay"
+
+
+def test_a_replay_that_this_process_does_not_know_yet_keeps_its_events(
+    stream: Outbox, client: redis.Redis, now: int
+) -> None:
+    """They are older than the retention, and than what a group of others may hold. Not if the replay has ended."""
+    stream.groups.ensure(GROUP)
+    old = add(client, 5 * NODE, at=now - 2 * DAY)
+    consume(stream)
+    client.xgroup_create(KEY, "_replay.hook", id="0")
+    client.hset("sweeperd:groups", "_replay.hook", "{}")
+    assert stream.groups.trim([GROUP], DAY, DAY).removed == 0
+    assert ids(stream.read("_replay.hook", 10_000)) == old
+    client.hdel("sweeperd:groups", "_replay.hook")
+    assert stream.groups.trim([GROUP], DAY, DAY).removed >= 4 * NODE
 
 
 def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(

@@ -2,9 +2,12 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.documents import ROOT
 
@@ -30,6 +33,7 @@ print(json.dumps([[(result.step, result.holds) for result in results], place.com
 """
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 def test_a_failing_step_stops_the_release_and_is_told(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

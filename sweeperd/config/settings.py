@@ -122,8 +122,10 @@ class CyclesSettings(Section):
 
 
 #: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. The name is
-#: reserved.
-RELAY = EndpointSettings.model_construct(name="_cycles", url=SecretStr("cycles:"), batch_size=250)
+#: reserved. At its first start it writes the records of what has expired since then: nobody else has.
+RELAY = EndpointSettings.model_construct(
+    name="_cycles", url=SecretStr("cycles:"), batch_size=250, start=timedelta(hours=72)
+)
 
 
 class HttpSettings(Section):

@@ -105,6 +105,16 @@ def waits(metrics: Metrics) -> float | None:
     return metrics.registry.get_sample_value("sweeperd_relay_waiting", {"shard": "default"})
 
 
+def test_the_first_relay_writes_what_has_expired_before(shard: Shard, client: redis.Redis) -> None:
+    """Nobody else has written these records: sweeperd ran beside the service, without the relay. Not what is too old."""
+    add(client, server_time(client) - 4 * 24 * 3_600_000, 2, "old", tenant="forgotten")
+    expire_now(client, 3)
+    dispatcher, _, _ = relaying(shard, until_idle=True)
+    dispatcher.start()
+    assert dispatcher.join(time.monotonic() + 30)
+    assert (client.zcard("events:acme"), client.zcard("events:_all")) == (3, 3)
+
+
 def test_a_run_that_ends_leaves_what_waits_for_the_dispatcher_of_cycles(shard: Shard, client: redis.Redis) -> None:
     """It fills the list up to the limit. The next run takes what is left first, and none counts it as a failure."""
     subscribe(client, "whsub_1")

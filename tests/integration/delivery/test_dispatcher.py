@@ -106,7 +106,7 @@ def waits(metrics: Metrics) -> float | None:
 
 
 def test_the_first_relay_writes_what_has_expired_before(shard: Shard, client: redis.Redis) -> None:
-    """Nobody else has written these records: sweeperd ran beside the service, without the relay. Not what is too old."""
+    """Nobody else has: sweeperd ran beside the service, without the relay. It does not write what is too old."""
     add(client, server_time(client) - 4 * 24 * 3_600_000, 2, "old", tenant="forgotten")
     expire_now(client, 3)
     dispatcher, _, _ = relaying(shard, until_idle=True)

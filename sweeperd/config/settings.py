@@ -122,7 +122,7 @@ class CyclesSettings(Section):
 
 
 #: The relay to a Cycles installation as an endpoint: the name of its group, its state and its dead letters. The name is
-#: reserved. At its first start it writes the records of what has expired since then: nobody else has.
+#: reserved. `start`: what sweeperd expired before the relay was on has no records, and it writes them too.
 RELAY = EndpointSettings.model_construct(
     name="_cycles", url=SecretStr("cycles:"), batch_size=250, start=timedelta(hours=72)
 )

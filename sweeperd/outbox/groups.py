@@ -176,7 +176,8 @@ class ConsumerGroups:
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
         wanted, read = set(configured), dict[str, StreamId]()
-        groups = {decode(name): info for name, info in streams.groups(self._client, self._key).items()}
+        found = streams.groups(self._client, self._key)
+        groups = {decode(name): info for name, info in found.items()}
         lost = set(elsewhere) - wanted - groups.keys()
         replays = {name for name in groups if name.startswith(REPLAY_PREFIX)}
         notes = cast(dict[bytes, bytes], self._client.hgetall(self._notes) if lost or replays else {})
@@ -204,13 +205,13 @@ class ConsumerGroups:
         # events that a step removes beyond its position.
         removed, unread, until = 0, dict.fromkeys(read, 0), time.monotonic() + self._timing.trim_for
         for step in sorted({first for first in read.values() if first < keep_from} | {keep_from}):
-            gone = self._trim_to(step, groups, until)
+            gone = self._trim_to(step, found, until)
             removed += gone
             for group, first in read.items():
                 unread[group] += gone if first < step else 0
         return Trimmed(removed, unread)
 
-    def _trim_to(self, keep_from: StreamId, groups: Collection[str], until: float) -> int:
+    def _trim_to(self, keep_from: StreamId, groups: Collection[bytes], until: float) -> int:
         """A call removes up to 10,000 entries, so none blocks the server for long; none if there is another group."""
         removed = 0
         while count := int(self._trim.run(self._client, Call([self._key], [str(keep_from), *groups]))):

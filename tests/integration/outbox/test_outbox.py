@@ -682,7 +682,7 @@ def test_a_lost_group_of_another_process_holds_what_it_has_not_read(
 def test_a_group_that_is_made_meanwhile_keeps_what_it_reads(
     stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for a replay that an operator begins between the look at the groups and the trim."""
+    """An operator may begin a replay between the look at the groups and the trim."""
     stream.groups.ensure(GROUP)
     old = add(client, 5 * NODE, at=now - 2 * DAY)
     consume(stream)
@@ -698,6 +698,16 @@ def test_a_group_that_is_made_meanwhile_keeps_what_it_reads(
         assert trimmed().removed == 0
     assert ids(stream.read("replay", 10_000)) == old
     assert trimmed().removed == 0, "held by the replay"
+
+
+def test_a_group_of_another_program_may_have_any_name(
+    stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
+) -> None:
+    stream.groups.ensure(GROUP)
+    client.xgroup_create(KEY, b"\xff \n", id="0")
+    add(client, 5 * NODE, at=now - 4 * DAY)
+    consume(stream)
+    assert trimmed().removed >= 4 * NODE
 
 
 def test_a_replay_that_this_process_does_not_know_yet_keeps_its_events(

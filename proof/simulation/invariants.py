@@ -474,7 +474,12 @@ class Book:
         stream = book.server.value(book.key("sweeperd:dead-letters"))
         rows = [] if stream is None else stream._values_dict.values()
         letters = [dict(zip(row[::2], row[1::2], strict=True)) for row in rows]
-        return {(letter[b"endpoint"].decode(), letter[b"event"]) for letter in letters}
+        found = {(letter[b"endpoint"].decode(), letter[b"event"]) for letter in letters}
+        for letter in letters:
+            # A letter that was replayed, and became one again, names the event of the replay.
+            if b"only_for" in letter and (expiry := book.expired.get(letter[b"id"].decode())):
+                found.add((letter[b"endpoint"].decode(), b"%d-%d" % expiry.id))
+        return found
 
     def check_duplicates(self) -> None:
         """Each event came once, under one id, unless a fault explains more. Raises Failure."""

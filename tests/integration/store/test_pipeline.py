@@ -108,7 +108,10 @@ def test_the_server_says_how_long_it_was_busy_with_others(shard: Shard, server: 
     SLOW.run(shard.client, call(0)[0])
 
     def waited_out_another() -> bool:
-        with redis.Redis.from_url(server.url) as others, ScriptPipeline(SLOW, shard.client) as stream:
+        with (
+            redis.Redis.from_url(server.url, socket_timeout=60) as others,
+            ScriptPipeline(SLOW, shard.client) as stream,
+        ):
             first, second = (others.connection_pool.get_connection() for _ in range(2))
             # While the server is busy, two clients line up; while it serves the one, that one lines up again.
             first.send_command("EVALSHA", SLOW.sha, 0, 100_000)

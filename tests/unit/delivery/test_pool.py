@@ -464,7 +464,7 @@ def test_lanes_whose_batches_wait_are_not_looked_at_before_they_are_due(
     for lane in waiting:
         lane.sender.waits = [3600.0]
         world.put(lane)
-    eventually(lambda: world.pool.held_up == set(waiting))
+    eventually(lambda: world.pool.held_up == set(waiting) and not any(lane.works for lane in waiting))
     looks = Counter[str]()
 
     def ready_at(queue: BatchQueue, *how: Any) -> float:

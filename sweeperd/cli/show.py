@@ -135,7 +135,8 @@ def _batch_rows(batch: BatchDocument) -> Iterator[DetailRow]:
 def _delivery(delivery: EventDelivery) -> str:
     if delivery.fate is Fate.PENDING:
         place = f"in flight at {delivery.owner}" if delivery.owner else "waiting for its next attempt"
-        return f"pending, {place}, {delivery.hand_overs} hand-overs, {span(delivery.idle_seconds)} ago"
+        last = "due now" if delivery.idle_seconds is None else f"the last {span(delivery.idle_seconds)} ago"
+        return f"pending, {place}, {delivery.hand_overs} hand-overs, {last}"
     if delivery.fate is Fate.DEAD_LETTER:
         return f"dead letter after {delivery.hand_overs} hand-overs: {delivery.reason}"
     return delivery.fate.value

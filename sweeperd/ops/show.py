@@ -15,7 +15,7 @@ from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.ops.advice import command_line
 from sweeperd.outbox.attempts import attempts_with
 from sweeperd.outbox.event import event_id
-from sweeperd.outbox.groups import REPLAY_PREFIX, is_waiting
+from sweeperd.outbox.groups import LONG_IDLE_MS, REPLAY_PREFIX, is_waiting
 from sweeperd.outbox.subscription import EventFilter
 from sweeperd.store import streams
 from sweeperd.store.scripts import accepted, run_commands
@@ -66,8 +66,8 @@ class EventDelivery:
     hand_overs: Count = 0
     #: The process that delivers the event; empty if it waits for the next hand-over.
     owner: str = ""
-    #: Since the last hand-over.
-    idle_seconds: Seconds = 0.0
+    #: Since the last hand-over; None if the event was made due since then, because that time is gone.
+    idle_seconds: Seconds | None = 0.0
     #: Why it became a dead letter.
     reason: str = ""
 
@@ -321,7 +321,8 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         elif rows := shard.client.xpending_range(shard.keys.events, name, min=entry, max=entry, count=1):
             row = cast(list[dict[str, Any]], rows)[0]
             owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
-            idle = row["time_since_delivered"] / 1000
+            idle_ms = row["time_since_delivered"]
+            idle = None if idle_ms >= LONG_IDLE_MS else idle_ms / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
         elif wanted is not None and not wanted.matches(event):
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)

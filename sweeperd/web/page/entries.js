@@ -84,7 +84,9 @@
     const parts = [delivery.fate];
     if (delivery.owner) parts.push(`in hand of ${delivery.owner}`);
     if (delivery.hand_overs) parts.push(plural(delivery.hand_overs, "hand-over", "hand-overs"));
-    if (delivery.fate === "pending") parts.push(`the last ${span(delivery.idle_seconds)} ago`);
+    if (delivery.fate === "pending") {
+      parts.push(delivery.idle_seconds === null ? "due now" : `the last ${span(delivery.idle_seconds)} ago`);
+    }
     if (delivery.reason) parts.push(delivery.reason);
     return parts.join(" · ");
   }

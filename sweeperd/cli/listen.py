@@ -18,7 +18,7 @@ from sweeperd.document import Document, Moment
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.web.receiver import Receiver, Verifier, find_problem, verifier
 
-REFUSED = 401
+REFUSED, UNPRINTED = 401, 503
 
 
 def _verifiers(_: click.Context, option: click.Parameter, texts: Sequence[str]) -> list[Verifier]:
@@ -88,11 +88,17 @@ def command(
         pause = 0.0 if delay is None else delay.total_seconds()
         verifiers = [*secrets, *keys]
         output, lock, seen = Output(as_json=as_json), threading.Lock(), set[str]()
+        closed = list[OSError]()
 
         def take(body: bytes, headers: Mapping[str, str]) -> int:
             with lock:
                 document = _document(body, headers, verifiers, status, seen)
-                _print(output, document, body)
+                try:
+                    _print(output, document, body)
+                except OSError as error:  # nobody reads the output any more, as after `| head -1`
+                    closed.append(error)
+                    stop.set()
+                    return UNPRINTED
             stop.wait(pause)
             return document.status
 
@@ -105,6 +111,8 @@ def command(
             checks = f"verifying with {number}" if verifiers else "not verifying: no --secret, no --key"
             click.echo(f"sweeperd: listening on {receiver.url}, {checks}", err=True)
             stop.wait()
+        if closed:
+            raise closed[0]
 
 
 def _document(

@@ -107,6 +107,17 @@ def test_status_delay_and_plain_lines() -> None:
         assert requests.post(url, headers={"Content-Length": str(10**9)}, timeout=10).status_code == 413
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_it_ends_when_nobody_reads_its_output(options: tuple[str, ...]) -> None:
+    with listening(*options) as (url, process):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert requests.post(url, data=b"{}", timeout=10).status_code == 503
+        assert process.wait(20) == 1
+        assert process.stderr.read() == ""
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

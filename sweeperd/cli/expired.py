@@ -23,7 +23,7 @@ from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
-from sweeperd.sweep.reservations import RESERVATIONS
+from sweeperd.sweep.reservations import RESERVATIONS, kind_of_event
 from sweeperd.text import timestamp
 
 #: Prints events; it may be called repeatedly.
@@ -31,7 +31,7 @@ Writer = Callable[[Iterable[Expiry]], None]
 
 #: The width of each column on a terminal.
 _COLUMNS = {"expired_at": 24, "tenant": 16, "reservation": 36, "amount": 12, "unit": 8, "lag": 10, "scope": 32}
-_COLUMNS |= {"missing_budgets": 24, "event_id": 36, "trace_id": 32, "shard": 16}
+_COLUMNS |= {"missing_budgets": 24, "event_id": 36, "trace_id": 32, "shard": 16, "kind": 16}
 #: The columns that even a narrow terminal shows.
 _MIN_COLUMNS = 6
 # Characters that begin a formula in a spreadsheet, including full-width ones. Tabs and line ends are already escaped.
@@ -219,4 +219,5 @@ def _row(event: Expiry) -> list[object]:
         body["event_id"],
         body.get("trace_id", ""),
         event.shard,
+        kind_of_event(event.fields),
     ]

@@ -232,6 +232,7 @@ def test_all_columns(invoke: Run, client: redis.Redis) -> None:
         "missing_budgets": "tenant:b, tenant:c",
         "trace_id": "f" * 32,
         "shard": "default",
+        "kind": "reservations",
     }
 
 

@@ -12,6 +12,7 @@ SERVER_TROUBLE = (
     redis.TimeoutError,
     exceptions.BusyLoadingError,
     exceptions.ClusterDownError,
+    exceptions.InvalidResponse,  # something else listens there
     exceptions.MasterDownError,
     exceptions.ReadOnlyError,
     exceptions.TryAgainError,
@@ -74,8 +75,8 @@ def is_full(error: Any) -> bool:
     return isinstance(error, exceptions.OutOfMemoryError) or _says(error, "OOM")
 
 
-def is_wrong_type(error: redis.ResponseError) -> bool:
-    return "WRONGTYPE" in str(error)
+def is_wrong_type(error: BaseException) -> bool:
+    return _says(error, "WRONGTYPE")
 
 
 def is_missing_key(error: redis.ResponseError) -> bool:

@@ -30,6 +30,14 @@ def test_nothing_to_do(server: Server) -> None:
     assert done.errors == ""
 
 
+def test_what_listens_there_is_not_redis() -> None:
+    with Receiver() as other:
+        done = once(environment(other.url.replace("http", "redis").rpartition("/")[0] + "/0"))
+    assert done.code == 1
+    assert "Traceback" not in done.errors
+    assert "127.0.0.1" in done.errors
+
+
 def test_default_grace_is_for_those_without_their_own(server: Server, client: redis.Redis) -> None:
     reserve(client, ["own", "none"], overdue_by=1000)
     client.hdel("reservation:res_none", "grace_ms")

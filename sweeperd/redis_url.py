@@ -28,6 +28,7 @@ CLUSTER_FORM = "redis+cluster://user:password@host1:6379,host2:6379"
 
 MAX_PORT = 65535
 _SENTINEL_PORT, _REDIS_PORT = 26379, 6379
+_LOOPBACK = {"127.0.0.1": "localhost", "::1": "localhost"}
 _SENTINEL_CREDENTIALS = ("sentinel_username", "sentinel_password")
 _URL = re.compile(r"(rediss?)\+(sentinel|cluster)://([^/?#]*)(/[^?#]*)?(?:\?([^#]*))?")
 #: Options of redis-py that would change the displayed address, the type of replies, or how often a command is sent.
@@ -91,6 +92,17 @@ def parse(url: str) -> Address:
     if path not in ("", "/", "/0") or options.get("db"):
         raise ValueError(f"a cluster has only database 0: {CLUSTER_FORM}")
     return Address(topology, shown, nodes, "", scheme == "rediss", options)
+
+
+def place(url: str) -> tuple[object, ...]:
+    """Equal for the URLs of one database that only differ in user, options or spelling. Raises ValueError."""
+    found = parse(url)
+    database = found.options.get("db", 0)
+    if found.topology is not Topology.SINGLE:
+        return found.topology, frozenset(found.nodes), found.service, database
+    given = redis.connection.parse_url(url)
+    host = given.get("host", "").lower().removesuffix(".")
+    return given.get("path"), _LOOPBACK.get(host, host), given.get("port", _REDIS_PORT), database
 
 
 def hash_tag(prefix: str) -> bool:

@@ -12,7 +12,7 @@ from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.config import EndpointSettings
 from sweeperd.config.secrets import NO_CREDENTIALS
 from sweeperd.errors import ConfigError
-from sweeperd.ops.check.endpoints import check_endpoints, check_filters
+from sweeperd.ops.check.endpoints import check_endpoints, check_settings
 from sweeperd.ops.check.findings import CheckDocument, CheckFinding, CheckLevel, failure, ok, warning, worst
 from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
@@ -103,7 +103,8 @@ def _check(run: Run, *, connect: bool, ledger: bool, of_shard: Mapping[str, Any]
         yield CheckFinding.of("configuration", "secrets", found)
     if not ledger:
         yield CheckFinding.of("configuration", "open files", open_files(settings))
-    yield from check_filters(endpoints)
+    if not ledger:
+        yield from check_settings(complete or settings)
     if complete:
         yield from check_secret_files(complete)
     daemon_role = context.find_root().params["role"]  # from SWEEPERD_ROLE

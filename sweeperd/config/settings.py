@@ -1,5 +1,6 @@
 """Defines the sections of the settings and checks that they fit together."""
 
+import difflib
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -7,8 +8,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, SecretStr, field_validator, model_validator
 
+from sweeperd import redis_url
 from sweeperd.config.certificates import PemFile
 from sweeperd.config.kinds import KindSettings, check_kinds
+from sweeperd.config.secrets import is_reference
 from sweeperd.config.types import (
     Credential,
     Duration,
@@ -21,15 +24,24 @@ from sweeperd.config.types import (
     RedisUrl,
     Retention,
     Section,
+    current_url,
     host_and_port,
 )
-from sweeperd.config.webhooks import ANNOUNCED, EndpointSettings, WebhooksSettings
+from sweeperd.config.webhooks import ANNOUNCED, THRESHOLD_CROSSED, EndpointSettings, WebhooksSettings
 
 #: The bounds of `sweep.lease_ttl`.
 MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
 
+#: A shorter secret of an endpoint is easily guessed, or was meant as the name of a file or a variable.
+SHORT_SECRET = 16
+
 #: The name of the only shard when there is no list of shards.
 DEFAULT_SHARD = "default"
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
@@ -220,6 +232,29 @@ class Settings(Section):
         return ANNOUNCED & {name for endpoint in self.webhooks.endpoints for name in endpoint.events or ()}
 
     @property
+    def doubts(self) -> list[str]:
+        """
+        What is allowed and probably a mistake, a sentence each: names in the `events` of endpoints that no event has
+        here, though older ones may, and secrets that are too short for one.
+        """
+        kinds = ["reservation", *(kind.name for kind in self.kinds)]
+        known = [*kinds, *(f"{kind}.expired" for kind in kinds), THRESHOLD_CROSSED, *sorted(ANNOUNCED)]
+        found = []
+        for endpoint in self.webhooks.endpoints:
+            found += [
+                f"no event is a {name}, which the endpoint {endpoint.name} asks for{_meant(name, known)}"
+                for name in endpoint.events or ()
+                if name not in known
+            ]
+            secrets = (secret.get_secret_value() for secret in endpoint.secrets)
+            if any(len(secret) < SHORT_SECRET and not is_reference(secret) for secret in secrets):
+                found.append(
+                    f"a secret of the endpoint {endpoint.name} has fewer than {SHORT_SECRET} characters; is it the name"
+                    " of a file or a variable, without file: or env:?"
+                )
+        return found
+
+    @property
     def consumers(self) -> list[EndpointSettings]:
         """All readers of the outbox: the endpoints, and the relay to Cycles if enabled."""
         return [*self.webhooks.endpoints, *([RELAY] if self.cycles.enabled else [])]
@@ -259,9 +294,9 @@ class Settings(Section):
         names = [shard.name for shard in self.shards]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two shards are named {min(twice)}")
-        places: dict[tuple[str, str], str] = {}
+        places: dict[tuple[object, ...], str] = {}
         for shard in self.shards:
-            other = places.setdefault((shard.url.get_secret_value(), shard.prefix), shard.name)
+            other = places.setdefault((*redis_url.place(current_url(shard.url)), shard.prefix), shard.name)
             if other != shard.name:
                 raise ValueError(f"the shards {other} and {shard.name} have the same url and prefix")
         if len(self.shards) > self.webhooks.concurrency:

@@ -35,6 +35,8 @@ from sweeperd.config.types import (
 EXPIRY_SPIKE, WEBHOOK_DISABLED = "reservation.expiry_rate_spike", "webhook.disabled"
 DELIVERY_FAILED = "system.webhook_delivery_failed"
 WEBHOOK_FAILING, WEBHOOK_RECOVERED = "webhook.failing", "webhook.recovered"
+#: The type of an operational event that the scripts create for a budget with thresholds.
+THRESHOLD_CROSSED = "budget.threshold_crossed"
 ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED, WEBHOOK_FAILING, WEBHOOK_RECOVERED})
 
 #: Headers of every request, which an endpoint's own headers must not replace.

@@ -113,6 +113,7 @@ class Service:
             "started",
             extra={"version": __version__, **self._daemon.about(), "http_port": self._web.port if self._web else None},
         )
+        self._log_doubts()
         self._notifier.ready(self._status())
         while not self._ending:
             self._progress.step()
@@ -294,6 +295,11 @@ class Service:
             web.allow(settings.http)
         self._apply_log(settings)
         log.info("reloaded", extra={**daemon.about(), "http_port": web.port if web else None})
+        self._log_doubts()
+
+    def _log_doubts(self) -> None:
+        for doubt in self._settings.doubts:
+            log.warning("the settings are probably wrong", extra={"problem": doubt})
 
     def _clear_up(self) -> None:
         """

@@ -44,6 +44,23 @@ def env(server: Server, config: Path) -> dict[str, str]:
     return environment(server.url) | {"SWEEPERD_CONFIG": str(config)}
 
 
+def test_what_is_probably_a_mistake_is_told_at_a_start_and_at_a_reload(
+    env: dict[str, str], config: Path, tmp_path: Path
+) -> None:
+    with Receiver() as receiver:
+        write(config, receiver.url, rest='events = ["reservation.expird"]')
+        with daemon(env, tmp_path) as running:
+            eventually(lambda: running.told("the settings are probably wrong"))
+            assert "did you mean reservation.expired?" in running.told("the settings are probably wrong")[0]["problem"]
+            write(config, receiver.url, rest='events = ["seat.expired"]')
+            running.reload()
+            eventually(lambda: len(running.told("the settings are probably wrong")) == 2)
+            write(config, receiver.url)
+            running.reload()
+            eventually(lambda: len(running.told("reloaded")) == 2)
+            assert len(running.told("the settings are probably wrong")) == 2
+
+
 def test_a_shorter_interval_takes_effect_and_the_counters_stay(
     env: dict[str, str], client: redis.Redis, config: Path, tmp_path: Path
 ) -> None:

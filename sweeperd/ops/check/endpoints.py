@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.config.certificates import PemFile
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, CheckResult, failure, ok, warning
 from sweeperd.outbox.subscription import EventFilter
@@ -28,9 +28,13 @@ def check_endpoints(endpoints: Sequence[EndpointSettings], *, connect: float | N
             yield from found
 
 
-def check_filters(endpoints: Sequence[EndpointSettings]) -> Iterator[CheckFinding]:
-    """Says what the filters cost, if they are many."""
-    filtered = sum(not EventFilter(endpoint).open for endpoint in endpoints)
+def check_settings(settings: Settings) -> Iterator[CheckFinding]:
+    """Says what is probably a mistake, and what the filters cost, if they are many."""
+    if doubts := settings.doubts:
+        yield CheckFinding.of(
+            "configuration", "events", warning("; ".join(doubts), "correct the events of the endpoint")
+        )
+    filtered = sum(not EventFilter(endpoint).open for endpoint in settings.webhooks.endpoints)
     if filtered >= MANY_FILTERS:
         least, most = (filtered * micros / 1000 for micros in FILTER_COSTS)
         costs = f"an event costs {least:.1f} to {most:.1f} ms of CPU time"

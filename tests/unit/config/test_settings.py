@@ -233,3 +233,26 @@ def test_groups_of_other_programs_have_names_of_their_own(config: Load) -> None:
         config("[events]\ngroups = ['a', 'a']")
     with pytest.raises(ConfigError, match=r"events\.groups: billing is an endpoint"):
         config("[events]\ngroups = ['billing']\n" + ENDPOINT)
+
+
+@pytest.mark.parametrize(
+    ("lines", "doubt"),
+    [
+        (
+            'events = ["reservation.expird"]',
+            "no event is a reservation.expird, which the endpoint billing asks for; did",
+        ),
+        ('events = ["carts"]', "did you mean cart?"),
+        ('events = ["carts.expired"]', "did you mean cart.expired?"),
+        ('secrets = ["billing.secret"]', "a secret of the endpoint billing has fewer than 16 characters"),
+        ('events = ["reservation", "cart", "cart.expired", "budget.threshold_crossed", "webhook.failing"]', ""),
+        ('secrets = ["a phrase that nobody guesses", "env:LONG"]', ""),
+    ],
+)
+def test_what_is_allowed_and_probably_a_mistake(lines: str, doubt: str, config: Load) -> None:
+    kind = (
+        '[[kinds]]\nname = "cart"\nindex = "carts:ttl"\nkey = "carts:{id}"\ndeadline = "expires_at"\nretention = "0s"\n'
+    )
+    doubts = config(f"{ENDPOINT}{lines}\n{kind}", {"LONG": "another long phrase"}).doubts
+    assert len(doubts) == bool(doubt)
+    assert doubt in "".join(doubts)

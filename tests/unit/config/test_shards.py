@@ -82,6 +82,27 @@ def test_shards_that_cannot_be(toml: str, key: str, problem: str, config: Load, 
     assert problem in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("redis://eu", "redis://EU:6379/0"),
+        ("redis://127.0.0.1:6380/1", "rediss://user:word@localhost:6380/1?socket_timeout=3"),
+        ("redis+sentinel://a:26379,b/eu", "redis+sentinel://b,a/eu/0"),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0"),
+    ],
+)
+def test_one_redis_in_two_spellings(one: str, other: str, config: Load) -> None:
+    """As two shards, its events would have two ids each."""
+
+    def load(first: str, second: str) -> None:
+        shards = [{"name": name, "url": url} for name, url in (("a", first), ("b", second))]
+        config("", {"SWEEPERD_SHARDS": json.dumps(shards)})
+
+    with pytest.raises(ConfigError, match="the shards a and b have the same url and prefix"):
+        load(one, other)
+    load(one, other.replace("eu", "us").replace("EU", "US").replace("6380", "6381").replace(".sock", ".other"))
+
+
 def test_concurrency_suffices_for_one_of_each(config: Load) -> None:
     toml = SHARDS + "[webhooks]\nconcurrency = 4\n" + ENDPOINT + ENDPOINT.replace("billing", "audit")
     assert config(toml).webhooks.concurrency == 4

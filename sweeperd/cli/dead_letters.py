@@ -261,7 +261,7 @@ class _Results:
             start = "" if done or left else self._separator()
             click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
         elif not done and not left:
-            self._output.say("no dead letters match")
+            self._output.say(f"no dead letters match{change.among_those_up}")
         else:
             self._output.say(f"{done} {self._done}" + (f", {left} unchanged" if left else ""))
             for problem, count in self._counts.most_common():

@@ -167,7 +167,8 @@ def skip(change: Change, name: str, event: str) -> None:
     if not skipped:
         change.output.name_address()
         change.fail(
-            f"{event} is not pending for {name}: no process has taken it yet, or it has ended; `sweeperd show` tells"
+            f"{event} is not pending for {name}{change.among_those_up}: no process has taken it yet, or it has ended; "
+            "`sweeperd show` tells"
         )
 
 

@@ -1,5 +1,6 @@
 """`sweeperd replay`: delivers the events of a time span to one endpoint again."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -14,11 +15,12 @@ from sweeperd.cli.shards import endpoint_of, warn
 from sweeperd.config import EndpointSettings
 from sweeperd.document import Argument, Count, Document, ShardsDocument
 from sweeperd.document import Moment as At
-from sweeperd.ops.actions import Action
+from sweeperd.ops.actions import TARGET, Action, read_actions
 from sweeperd.ops.expired import retention_gap
 from sweeperd.outbox import replays as replay
 from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, ReplayStore, described
 from sweeperd.runtime.signals import stop_on_signals
+from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.text import decode, timestamp
 
@@ -26,6 +28,8 @@ from sweeperd.text import decode, timestamp
 POLL_EVERY = 0.5
 #: The command ends after this many polls in a row that find only events waiting for their next attempt.
 WAITING_POLLS = 10
+#: After this many polls the command looks again why nothing is sent.
+OBSTACLE_POLLS = 20
 
 
 @dataclass
@@ -37,6 +41,11 @@ class _Replay:
     running: bool
     began: bool = False
     progress: ReplayProgress = field(default_factory=ReplayProgress)
+    #: Known once it has ended: whether another command cancelled it, and how many of its events became dead letters.
+    cancelled: bool = False
+    dead_letters: int = 0
+    #: Why nothing was sent at the last look; empty if something was.
+    obstacle: str = ""
 
 
 class ShardReplay(Document):
@@ -52,8 +61,9 @@ class ShardReplay(Document):
     began: bool = Field(description="Whether this command started it.")
     ended: bool = Field(
         validation_alias=AliasPath("progress", "ended"),
-        description="Whether all of its events were delivered, or it was cancelled.",
+        description="Whether each of its events was delivered or became a dead letter, or it was cancelled.",
     )
+    dead_letters: Count = Field(description="How many of its events became dead letters, once it has ended.")
     left: Count = Field(
         validation_alias=AliasPath("progress", "left"), description="About how many are not delivered yet."
     )
@@ -61,7 +71,7 @@ class ShardReplay(Document):
 
 class ReplaysDocument(ShardsDocument, title="sweeperd replay --json"):
     endpoint: Argument
-    cancelled: bool = Field(description="Whether --cancel was given.")
+    cancelled: bool = Field(description="Whether it was cancelled, by --cancel or while the command waited.")
     replays: list[ShardReplay]
 
 
@@ -91,27 +101,39 @@ def command(
     filters apply.
 
     The daemons that deliver do the work, and the command waits for them. If you interrupt the command, the replay
-    continues; run the same command to wait again. Each endpoint has one replay at a time.
+    continues, and the command says how to wait for it again. Each endpoint has one replay at a time.
 
-    Exit code 3 if all events were sent and some wait for their next attempt.
+    Exit code 1 if another command cancels the replay meanwhile; 3 if it was interrupted, or if all events were sent and
+    some wait for their next attempt or became dead letters.
     """
     if cancel == (since is not None):
         raise click.UsageError("give either --since or --cancel")
     if since is None:
         # The endpoint may have been removed from the configuration.
-        replays = _cancel(change, name)
+        replays, ended = _cancel(change, name), True
     else:
         endpoint = endpoint_of(change.settings, name)
         shown = None if tenant is None else decode(tenant.encode("utf-8", "surrogateescape"))
         replays = _begin(change, lambda shard: _prepare(shard, endpoint, since, until, shown, event_type), name)
-        if not detach:
-            _wait(change, replays, name)
-    values = {"endpoint": name, "cancelled": cancel, "replays": replays}
+        ended = detach or _wait(change, replays, name)
+    cancelled = cancel or any(each.cancelled for each in replays)
+    values = {"endpoint": name, "cancelled": cancelled, "replays": replays}
     change.report(ReplaysDocument.model_validate(values))
     change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
+    letters = sum(each.dead_letters for each in replays)
+    if not ended:
+        again = next(described(each.note) for each in replays if each.running and not each.progress.ended)
+        how = f"`sweeperd replay --endpoint {name} {again}` waits for it again"
+        fail(
+            printable(f"the replay to {name} continues without this command; {how}, --cancel cancels it"),
+            Exit.UNDELIVERED,
+        )
     if waiting and not detach:
         fail(f"all events were sent, and {waiting} wait for their next attempt", Exit.UNDELIVERED)
+    if letters:
+        hint = f"`sweeperd dead-letters list --endpoint {name}`"
+        fail(f"all events were sent, and {letters} became dead letters: {hint}", Exit.UNDELIVERED)
 
 
 def _prepare(
@@ -162,7 +184,7 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
                 change.output.say(f"the replay to {name} on {each.shard.name} is already running: {events} events")
         total = sum(each.note.events for each in replays if not each.running)
         if not total and not any(each.running for each in replays):
-            change.output.say(f"no events for {name} in this span")
+            change.output.say(f"no events for {name} in this span{change.among_those_up}")
         return f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?" if total else ""
 
     def begin(shard: Shard, each: _Replay) -> Iterator[Changed]:
@@ -174,10 +196,9 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
             why = "another replay has started" if result == "running" else "the first events have been trimmed"
             change.fail(f"shard {shard.name}: {why} since the events were counted; run the command again")
             return
-        yield f"{name} {described(note)}", note.events
+        yield _target(note), note.events
         each.note, each.running, each.began = note, True, True
-        if why := replay.obstacle(shard, name):
-            warn(f"{shard.name}: {why}")
+        _look_for_obstacle(each)
 
     replays = change.carry_out(Action.REPLAY, find, question, begin)
     if any(each.began for each in replays):
@@ -185,25 +206,60 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
     return replays
 
 
-def _wait(change: Change, replays: Sequence[_Replay], name: str) -> None:
-    """Wait until all replays have ended or only wait for their next attempts, or until a signal."""
+def _wait(change: Change, replays: Sequence[_Replay], name: str) -> bool:
+    """Wait until all replays have ended or only wait for their next attempts. False after a signal."""
     running, polls = [each for each in replays if each.running], 0
     total = sum(each.note.events for each in running)
     hidden = not (change.output.terminal and total)
     with stop_on_signals() as stop, click.progressbar(length=total, label=name, hidden=hidden) as bar:
-        while running and polls < WAITING_POLLS:
+        for number in itertools.count():
             for each in running:
                 with change.catching(each.shard):
                     each.progress = ReplayStore(each.shard).progress(each.note)
+                    if number % OBSTACLE_POLLS == 0 and not each.progress.ended:
+                        _look_for_obstacle(each)
             running = [each for each in running if not each.progress.ended and not change.is_down(each.shard)]
             polls = polls + 1 if all(each.progress.only_waits for each in running) else 0
             bar.update(total - sum(each.progress.left for each in running) - bar.pos)
-            if running and stop.wait(POLL_EVERY):
-                warn(f"the replay to {name} continues without this command; --cancel cancels it")
-                return
-    done = sum(each.note.events for each in replays if each.running and each.progress.ended)
+            if not running or polls >= WAITING_POLLS:
+                break
+            if stop.wait(POLL_EVERY):
+                return False
+    for each in replays:
+        if each.running and each.progress.ended:
+            with change.catching(each.shard):
+                _look_back(each)
+            if each.cancelled:
+                change.fail(f"shard {each.shard.name}: the replay to {name} was cancelled: see `sweeperd actions`")
+    ended = [each for each in replays if each.running and each.progress.ended and not each.cancelled]
+    done = sum(each.note.events - each.dead_letters for each in ended)
     if done:
         change.output.say(f"{done} event{'s' if done > 1 else ''} delivered to {name} again")
+    return True
+
+
+def _look_for_obstacle(each: _Replay) -> None:
+    """Say why nothing is sent, once for each reason."""
+    before, each.obstacle = each.obstacle, replay.obstacle(each.shard, each.note.endpoint)
+    if each.obstacle and each.obstacle != before:
+        warn(f"{each.shard.name}: {each.obstacle}")
+
+
+def _look_back(each: _Replay) -> None:
+    """Find out how the replay ended: its note is gone either way."""
+    for _, action in read_actions(each.shard, b"%d" % each.note.made_at):
+        if (action.action, action.target) == (Action.CANCEL_REPLAY, _target(each.note)):
+            each.cancelled |= bool(action.count) or not action.finished
+    each.dead_letters = replay.dead_letters(each.shard, each.note)
+    if not streams.exactly(each.shard.client, each.shard.keys.events, [each.note.last])[0]:
+        warn(
+            f"{each.shard.name}: the stream no longer has the last event of the replay, so some may not have been sent"
+        )
+
+
+def _target(note: ReplayNote) -> str:
+    """What the records of actions call the replay."""
+    return f"{note.endpoint} {described(note)}"[:TARGET]
 
 
 def _cancel(change: Change, name: str) -> list[_Replay]:
@@ -213,7 +269,7 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
 
     def question(found: Sequence[_Replay | None]) -> str:
         if not any(found):
-            change.output.say(f"no replay to {name} is running")
+            change.output.say(f"no replay to {name} is running{change.among_those_up}")
         return f"Cancel the replay to {name}?" if any(found) else ""
 
     def cancel(shard: Shard, each: _Replay | None) -> Iterator[Changed]:
@@ -221,7 +277,10 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
             return
         left = ReplayStore(shard).progress(each.note).left
         if replay.cancel(shard, each.note):
-            yield f"{name} {described(each.note)}", max(1, left)
+            yield _target(each.note), max(1, left)
             change.output.say(f"cancelled the replay to {name} on {shard.name}; about {left} events were not sent")
 
-    return list(filter(None, change.carry_out(Action.CANCEL_REPLAY, find, question, cancel)))
+    def begins(each: _Replay | None) -> str:
+        return "" if each is None else _target(each.note)  # recorded first, for the commands that wait for its end
+
+    return list(filter(None, change.carry_out(Action.CANCEL_REPLAY, find, question, cancel, begins)))

@@ -42,6 +42,11 @@ class Run:
         """The shards that are down, for the JSON document."""
         return [trouble.as_dict() for trouble in self._down.values()]
 
+    @property
+    def among_those_up(self) -> str:
+        """The end of a sentence that says that nothing was found."""
+        return " on the shards that are up" if self._down else ""
+
     def is_down(self, shard: Shard) -> bool:
         return shard.name in self._down
 

@@ -124,7 +124,7 @@ class Replays:
                 # If a group is lost and made again, the group takes events anew.
                 replay.subscription.exhausted = exhausted
             if exhausted and self._store.end(note):
-                log.warning("a replay has ended: all of its events were delivered", extra=self._log_fields(note))
+                log.warning("a replay has ended", extra=self._log_fields(note))
                 if replay is not None:
                     self._engine.end([replay.lane])
 

@@ -297,6 +297,18 @@ def begin(shard: Shard, counted: ReplayNote) -> tuple[str, ReplayNote]:
     return ReplayStore(shard).begin(note), note
 
 
+def dead_letters(shard: Shard, note: ReplayNote) -> int:
+    """How many of the replay's events have become dead letters since it began. Raises redis.RedisError."""
+    first, last, endpoint = StreamId.parse(note.first), StreamId.parse(note.last), note.endpoint.encode()
+    count = 0
+    for _, letter in streams.read(shard, shard.keys.dead_letters, b"%d" % note.made_at):
+        with contextlib.suppress(KeyError, ValueError):  # somebody else's entry
+            event = letter[b"event"]
+            if letter[b"endpoint"] == endpoint and first <= StreamId.parse(event) <= last:
+                count += note.span.matches(event, letter)
+    return count
+
+
 def cancel(shard: Shard, note: ReplayNote) -> bool:
     """Cancel a replay: sending stops within seconds. False if it has already ended. Raises redis.RedisError."""
     store = ReplayStore(shard)
@@ -324,9 +336,11 @@ def obstacle(shard: Shard, endpoint: str) -> str:
     """Why a replay sends no events now; empty if it does. Raises redis.RedisError."""
     if EndpointStateStore(shard).read(endpoint).paused:
         return f"{endpoint} is paused: its events wait until `sweeperd endpoints resume {endpoint}`"
-    if not CircuitStateStore(shard).read(endpoint).processes:
+    circuit = CircuitStateStore(shard).read(endpoint)
+    if not circuit.processes:
         return f"no process delivers to {endpoint} now: its events wait for one"
-    return ""
+    why = circuit.reason or circuit.stalled
+    return f"deliveries to {endpoint} fail: {why}" if why else ""
 
 
 def filter_gap(shard: Shard, endpoint: EndpointSettings) -> str:

@@ -182,9 +182,10 @@ def json_page(commands: Iterator[click.Context], documents: Mapping[str, type[Do
         rows.append(f"| `{path}` | {links} | {_exit_codes(context.command)} |\n")
     return (
         "# JSON documents and exit codes\n\n*For programs that run sweeperd's commands.*\n\n"
-        f"{MADE} With `--json` a command prints one document on standard output. A time is RFC 3339, a value from a "
-        "hash stands as it is stored, and fields may be added in later versions. Warnings and errors are on standard "
-        "error. `down` names the shards that could not be read.\n\n"
+        f"{MADE} With `--json` a command prints one document on standard output, or nothing if what it is about cannot "
+        "be found or reached. A time is RFC 3339, a value from a hash stands as it is stored, and fields may be "
+        "added in later versions. Warnings and errors are on standard error. `down` names the shards that could not be "
+        "read.\n\n"
         "Every command exits with 0 if it is done, 1 if it failed or a shard is unreachable, and 2 for a bad option, "
         "name or configuration. The table has what differs.\n\n"
         "| command | schema of `--json` | exit codes |\n|---|---|---|\n" + "".join(rows) + "\n"

@@ -2,6 +2,11 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,15 +14,16 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.outbox import replays
-from sweeperd.outbox.replays import ReplayNote, ReplayStore, replay_group
+from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.replays import ReplayNote, ReplayStore, described, replay_group
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.store import Shard
 from sweeperd.text import rfc3339
 from tests.integration.cli.conftest import Run
-from tests.support.harness import server_time
+from tests.support.harness import environment, eventually, server_time
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
-from tests.support.streams import entries
+from tests.support.streams import append, entries
 
 EVENTS = "sweeperd:events"
 HOUR = 3_600_000
@@ -163,6 +169,88 @@ def test_it_waits_for_the_end(
             assert len(receiver.event_ids) == 5
         finally:
             assert daemon.stop()
+
+
+@contextmanager
+def waiting_command(server: Server, client: redis.Redis) -> Iterator["subprocess.Popen[str]"]:
+    """`sweeperd replay`, waiting for the end of what it has begun. No daemon delivers anything."""
+    command = [sys.executable, "-m", "sweeperd", "replay", "--endpoint", "billing", "--since", "2h", "--yes", "--json"]
+    env = environment(server.url, endpoints=BILLING)
+    before = client.xlen("sweeperd:actions")
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(lambda: client.xlen("sweeperd:actions") > before, 30)  # so the command has begun to wait
+            yield process
+        finally:
+            process.kill()
+
+
+def test_another_command_cancels_it_meanwhile(
+    invoke: Run, server: Server, shard: Shard, client: redis.Redis, now: int
+) -> None:
+    with waiting_command(server, client) as waiting:
+        assert invoke("replay", "--endpoint", "billing", "--cancel", "--yes", endpoints=BILLING).exit_code == 0
+        output, errors = waiting.communicate(timeout=30)
+    document = json.loads(output)
+    assert (waiting.returncode, document["cancelled"], document["replays"][0]["ended"]) == (1, True, True)
+    assert "the replay to billing was cancelled" in errors
+    # The record of that does not count for the next replay.
+    with waiting_command(server, client) as waiting:
+        note = ReplayStore(shard).read("billing")
+        assert note is not None
+        assert ReplayStore(shard).end(note, by_force=True)
+        output, errors = waiting.communicate(timeout=30)
+    assert (waiting.returncode, json.loads(output)["cancelled"]) == (0, False)
+
+
+def test_what_keeps_it_from_going_on_is_told_and_an_interrupted_wait_is_not_its_end(
+    server: Server, shard: Shard, client: redis.Redis, now: int
+) -> None:
+    with waiting_command(server, client) as waiting:
+        assert waiting.stderr is not None
+        assert "no process delivers to billing" in waiting.stderr.readline()
+        EndpointStateStore(shard).pause("billing", "test")
+        assert "billing is paused" in waiting.stderr.readline(), "within some seconds"
+        waiting.send_signal(signal.SIGINT)
+        output, errors = waiting.communicate(timeout=30)
+    note = ReplayStore(shard).read("billing")
+    assert note is not None
+    (told,) = json.loads(output)["replays"]
+    assert (waiting.returncode, told["ended"], told["left"]) == (3, False, 5)
+    assert f"`sweeperd replay --endpoint billing {described(note)}` waits for it again" in errors
+
+
+def test_events_that_somebody_has_removed_are_told(
+    invoke: Run, server: Server, shard: Shard, client: redis.Redis, now: int
+) -> None:
+    with waiting_command(server, client) as waiting:
+        client.xtrim(EVENTS, maxlen=0, approximate=False)
+        note = ReplayStore(shard).read("billing")
+        assert note is not None
+        assert ReplayStore(shard).end(note)
+        errors = waiting.communicate(timeout=30)[1]
+    assert "no longer has the last event of the replay" in errors
+
+
+def test_its_events_that_become_dead_letters_are_told(
+    invoke: Run, server: Server, shard: Shard, client: redis.Redis, now: int
+) -> None:
+    client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+    client.xadd("sweeperd:dead-letters", {"endpoint": "billing", "event": "none"})
+    with waiting_command(server, client) as waiting:
+        for entry in ({"event": "none"}, {"event": f"{now - HOUR}-4", "endpoint": "audit", "expired_at": now - HOUR}):
+            append(client, "sweeperd:dead-letters", {"endpoint": "billing"} | entry)
+        client.xreadgroup(replay_group("billing"), "dead", {EVENTS: ">"})
+        first, *others = [f"{now - HOUR}-{number}" for number in range(1, 6)]
+        assert invoke("endpoints", "skip", "billing", first, "--yes", endpoints=BILLING).exit_code == 0
+        client.xack(EVENTS, replay_group("billing"), *others)
+        note = ReplayStore(shard).read("billing")
+        assert note is not None
+        assert ReplayStore(shard).end(note)
+        output, errors = waiting.communicate(timeout=30)
+    (told,) = json.loads(output)["replays"]
+    assert (waiting.returncode, told["ended"], told["dead_letters"]) == (3, True, 1)
+    assert "1 became dead letters: `sweeperd dead-letters list --endpoint billing`" in errors
 
 
 def test_an_event_of_a_replay_is_skipped(invoke: Run, shard: Shard, client: redis.Redis, now: int) -> None:

@@ -97,19 +97,20 @@ def read_endpoints(
     memory: BacklogMemory | None = None,
 ) -> tuple[EndpointDocument, ...]:
     """
-    The configured endpoints in order, the groups of other programs, and unknown endpoints with a group or dead letters.
-    `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Few commands are sent, whatever the number of
-    endpoints.
+    The configured endpoints in order, the groups of other programs, and unknown endpoints with a group, a replay or
+    dead letters. `now`: ms on Redis's clock. `memory`: the backlogs of earlier calls. Few commands are sent, whatever
+    the number of endpoints.
     """
     groups = streams.groups(shard.client, shard.keys.events)
     known, foreign = {endpoint.name: endpoint for endpoint in settings.consumers}, settings.events.groups
     named = {name for name in map(decode, groups) if not name.startswith(REPLAY_PREFIX)}
-    names = [*known, *foreign, *sorted((named | letters.by_endpoint.keys()) - known.keys() - set(foreign))]
+    replays, filters = _replays(shard, groups, now), _filters(shard)
+    unknown = (named | letters.by_endpoint.keys() | replays.keys()) - known.keys() - set(foreign)
+    names = [*known, *foreign, *sorted(unknown)]
     rows = [groups.get(name.encode()) for name in names]
     subscriptions = [Subscription(known[name]) if name in known else None for name in names]
     backlogs = read_backlogs(shard, list(zip(rows, subscriptions, strict=True)), now, memory=memory)
     states, circuits = EndpointStateStore(shard).read_all(), CircuitStateStore(shard).read_all()
-    replays, filters = _replays(shard, groups, now), _filters(shard)
     stopped = "delivers" in processes.missing
     waits = RELAY.name in known and shard.client.hget(shard.keys.relay, "waiting")
     found = []
@@ -126,7 +127,8 @@ def read_endpoints(
         if place >= len(known):
             is_foreign = place < len(known) + len(foreign)
             figures |= {"dead_letters": 0, "dead_letters_counted": True} if is_foreign else {}
-            found.append(_endpoint(figures, now, "group" if is_foreign else "unknown"))
+            replay = None if is_foreign else replays.get(name)
+            found.append(_endpoint(figures, now, "group" if is_foreign else "unknown", replay=replay))
             continue
         state, circuit = states.get(name, EndpointState()), circuits.get(name, CircuitState())
         warnings = [WAITS if name == RELAY.name and waits else "", circuit.stalled, filters.difference(name, now)]

@@ -168,10 +168,10 @@ class ConsumerGroups:
     ) -> Trimmed:
         """
         Remove events that are older than the retention and acknowledged by every configured group, and by every replay.
-        `elsewhere`: the groups that are configured for other processes. The groups of other programs hold events too: a
-        `named` group for up to `named_age_ms`, any other for up to `max_age_ms`. Redis removes whole nodes of the
-        stream, so a few older events stay. After `Timing.trim_for`, or if a group is made meanwhile, the next call
-        continues.
+        `elsewhere`: the groups that are configured for other processes. A replay to an endpoint that nobody has holds
+        events until `max_age_ms` after its begin. The groups of other programs hold events too: a `named` group for up
+        to `named_age_ms`, any other for up to `max_age_ms`. Redis removes whole nodes of the stream, so a few older
+        events stay. After `Timing.trim_for`, or if a group is made meanwhile, the next call continues.
         """
         now = self._shard.read_clock()
         keep_from = StreamId.at(now - retention_ms)
@@ -181,8 +181,9 @@ class ConsumerGroups:
         lost = set(elsewhere) - wanted - groups.keys()
         replays = {name for name in groups if name.startswith(REPLAY_PREFIX)}
         notes = cast(dict[bytes, bytes], self._client.hgetall(self._notes) if lost or replays else {})
-        # A replay that has begun may not be known to this process yet.
-        holding = {*elsewhere, *(name for name in replays if name.encode() in notes)}
+        # A replay that has begun may not be known to this process yet, nor may its endpoint.
+        since = now - max_age_ms
+        holding = {*elsewhere, *(name for name in replays if _holds(name, notes, since, wanted.union(elsewhere)))}
         for name, info in groups.items():
             first = self._first_needed(name, info)
             if name in wanted:
@@ -305,6 +306,17 @@ class ConsumerGroups:
             if not is_missing_group(error):
                 raise
         return StreamId.parse(info["last-delivered-id"])
+
+
+def _holds(replay: str, notes: Mapping[bytes, bytes], since_ms: int, endpoints: Collection[str]) -> bool:
+    """Whether a replay has not ended, and is to one of these endpoints or has not begun before `since_ms`."""
+    note = notes.get(replay.encode())
+    if note is None or replay.removeprefix(REPLAY_PREFIX) in endpoints:
+        return note is not None
+    try:
+        return int(json.loads(note)["made_at"]) >= since_ms
+    except (ValueError, KeyError, TypeError):
+        return True  # an operator is told to remove it
 
 
 def _position(note: bytes | None) -> StreamId:

@@ -31,10 +31,12 @@ def writable(subject: CheckedShard, *, ledger: bool = False) -> CheckResult:
 
 def key_types(subject: CheckedShard) -> CheckResult:
     keys, client = subject.shard.keys, subject.shard.client
+    hashes = [keys.endpoints, keys.groups, keys.reconcile, keys.processes, keys.circuits, keys.filters, keys.ticks]
+    hashes += [keys.proofs, keys.action_counts, keys.expiry_rates, keys.relay]
     reads = [
         *(("ZSET", key, ("ZCARD", key)) for key in (keys.reservation_index, keys.quarantine)),
-        *(("STREAM", key, ("XLEN", key)) for key in (keys.events, keys.dead_letters)),
-        *(("HASH", key, ("HGET", key, "")) for key in (keys.endpoints, keys.groups, keys.reconcile)),
+        *(("STREAM", key, ("XLEN", key)) for key in (keys.events, keys.dead_letters, keys.actions)),
+        *(("HASH", key, ("HGET", key, "")) for key in hashes),
         *(("STRING", key, ("GET", key)) for key in (keys.lease("sweep"), keys.lease("reconcile"))),
     ]
     replies = run_commands(client, [command for _, _, command in reads])
@@ -73,26 +75,32 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     known = {endpoint.name for endpoint in settings.consumers}
     named = settings.events.groups
     strange = sorted(name for name in there - known - set(named) if not name.startswith(REPLAY_PREFIX))
-    missing = [name for name in named if name not in there]
+    others, missing = [name for name in strange if name != RELAY.name], [name for name in named if name not in there]
+    replayed = {name.removeprefix(REPLAY_PREFIX) for name in there if name.startswith(REPLAY_PREFIX)}
+    lonely = sorted(replayed - known)
     age = span(max(settings.events.retention, settings.webhooks.longest_age).total_seconds())
+    help_for = dict[str, str]()
     if RELAY.name in strange:
-        return warning(
-            f"{RELAY.name}: nothing relays events to Cycles while cycles.enabled is false; those older than {age} are "
-            "lost",
+        help_for[
+            f"{RELAY.name}: nothing relays events to Cycles while cycles.enabled is false; after {age} they are lost"
+        ] = (
             "set cycles.enabled = true to relay them; if Cycles needs no more events, remove the group with "
-            f"XGROUP DESTROY {decode(shard.keys.events)} {RELAY.name}",
+            f"XGROUP DESTROY {decode(shard.keys.events)} {RELAY.name}"
         )
-    if strange:
-        return warning(
-            f"{', '.join(strange)}: neither an endpoint nor in events.groups; such a group loses events older than "
-            f"{age}",
-            "add it to events.groups if another program reads it; otherwise remove it with XGROUP DESTROY",
-        )
+    if others:
+        help_for[
+            f"{', '.join(others)}: neither an endpoint nor in events.groups; such a group loses events older than {age}"
+        ] = "add it to events.groups if another program reads it; otherwise remove it with XGROUP DESTROY"
+    if lonely:
+        help_for[
+            f"a replay to {', '.join(lonely)}, which is no endpoint: it holds back trimming until {age} after its begin"
+        ] = f"cancel it, unless other processes have the endpoint: sweeperd replay --endpoint {lonely[0]} --cancel"
     if missing:
-        return warning(
-            f"{', '.join(missing)}: in events.groups, but the group does not exist, so no events are kept for it",
-            "create it where its reader should start: XGROUP CREATE … MKSTREAM",
-        )
+        help_for[
+            f"{', '.join(missing)}: in events.groups, but the group does not exist, so no events are kept for it"
+        ] = "create it where its reader should start: XGROUP CREATE … MKSTREAM"
+    if help_for:
+        return warning("; ".join(help_for), "; ".join(help_for.values()))
     return ok(f"{', '.join(named)}: events are kept for it" if named else "only those of the endpoints")
 
 

@@ -25,7 +25,7 @@ from sweeperd.ops.check.findings import (
 from sweeperd.ops.health import ALMOST_FULL
 from sweeperd.store.connect import sentinels_of
 from sweeperd.store.embedded import OLDEST
-from sweeperd.store.errors import describe, is_refused
+from sweeperd.store.errors import describe, is_refused, is_wrong_type
 from sweeperd.store.memory import memory_use
 from sweeperd.store.scripts import run_commands
 from sweeperd.store.shard import Shard
@@ -212,6 +212,14 @@ LEDGER_CHECKS = {
 }
 
 
+def _advice(error: Exception) -> str:
+    if is_refused(error) or is_refused(error.__cause__):
+        return rights.GRANT_ADVICE
+    if is_wrong_type(error):
+        return "see the check of key types"
+    return "check that Redis runs, and the URL, user and password"
+
+
 def check_shard(
     shard: Shard,
     settings: Settings,
@@ -248,9 +256,7 @@ def check_shard(
         except KindRefused as error:
             result = failure(str(error), "fix the script or grant the right; until then the kind is not swept")
         except (RedisUnavailable, redis.RedisError) as error:
-            lacking = is_refused(error) or is_refused(error.__cause__)
-            advice = rights.GRANT_ADVICE if lacking else "check that Redis runs, and the URL, user and password"
-            result = failure(describe(error), advice)
+            result = failure(describe(error), _advice(error))
         yield CheckFinding.of(where, name, result)
         if name == "reachable" and result[0] is CheckLevel.FAILURE:
             return

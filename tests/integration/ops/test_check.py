@@ -20,7 +20,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import Role, grants
 from sweeperd.ops.check import server as module
 from sweeperd.ops.check import server as server_checks
-from sweeperd.ops.check.endpoints import check_endpoint, check_filters
+from sweeperd.ops.check.endpoints import check_endpoint, check_settings
 from sweeperd.ops.check.findings import CheckFinding, CheckLevel, worst
 from sweeperd.ops.check.host import open_files
 from sweeperd.ops.check.rights import GRANT_ADVICE, trials
@@ -109,8 +109,14 @@ def test_many_filters(filtered: int, costs: str) -> None:
     ]
     for endpoint, how in zip(named[:filtered], itertools.cycle(("tenants", "events", "scopes")), strict=False):
         endpoint[how] = ["tenant:acme" if how == "scopes" else "reservation.expired"]
-    found = list(check_filters(settings_for("redis://127.0.0.1", webhooks={"endpoints": named}).webhooks.endpoints))
+    found = list(check_settings(settings_for("redis://127.0.0.1", webhooks={"endpoints": named})))
     assert [(each.level, costs in each.says) for each in found] == [(OK, True)] * bool(costs)
+
+
+def test_what_is_probably_a_mistake() -> None:
+    named = [{"name": "hook", "url": "https://example.com", "events": ["reservation.expird"]}]
+    (found,) = check_settings(settings_for("redis://127.0.0.1", webhooks={"endpoints": named}))
+    assert (found.level, "did you mean reservation.expired?" in found.says) == (WARNING, True)
 
 
 def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:
@@ -244,11 +250,17 @@ def test_replication(redis_binary: Binary, server: Server, client: redis.Redis) 
 @pytest.mark.newest_redis
 def test_keys_of_another_type(server: Server, client: redis.Redis) -> None:
     texts = ["reservation:ttl", "sweeperd:quarantine", "sweeperd:dead-letters", "sweeperd:reconcile"]
+    texts += ["sweeperd:ticks", "sweeperd:processes", "sweeperd:circuits", "sweeperd:actions"]
     for key in texts:
         client.set(key, "text")
         findings = look(server.url)
         assert (bad(findings), key in findings["key types"].says) == ({"key types": FAILURE}, True)
         client.delete(key)
+    client.set("sweeperd:filters", "text")
+    findings = look(server.url)
+    assert bad(findings) == {"key types": FAILURE, "filters": FAILURE}
+    assert findings["filters"].advice == "see the check of key types"
+    client.delete("sweeperd:filters")
     client.zadd("sweeperd:lease:sweep", {"a": 1})
     client.hset("sweeperd:events", "a", "b")
     says = look(server.url)["key types"].says
@@ -528,3 +540,18 @@ def test_a_relay_that_is_switched_off_leaves_its_own_group(server: Server, clien
     assert found.says.startswith("_cycles: nothing relays events to Cycles while cycles.enabled is false")
     assert found.advice.startswith("set cycles.enabled = true")
     assert found.advice.endswith("XGROUP DESTROY sweeperd:events _cycles")
+    # All that is wrong is told at once.
+    client.xgroup_create("sweeperd:events", "warehouse", id="0")
+    found = look(server.url, events={"groups": ["ledger"]})["groups"]
+    for name in ("_cycles: ", "warehouse: ", "ledger: "):
+        assert name in found.says
+    assert all(word in found.advice for word in ("cycles.enabled", "add it to events.groups", "XGROUP CREATE"))
+
+
+def test_a_replay_to_an_endpoint_that_is_gone(server: Server, client: redis.Redis) -> None:
+    client.xgroup_create("sweeperd:events", "_replay.hook", id="0", mkstream=True)
+    found = look(server.url)["groups"]
+    assert (found.level, found.says.split(":")[0]) == (WARNING, "a replay to hook, which is no endpoint")
+    assert found.advice.endswith("sweeperd replay --endpoint hook --cancel")
+    named = [{"name": "hook", "url": "https://example.com"}]
+    assert look(server.url, webhooks={"endpoints": named})["groups"].level is OK

@@ -6,12 +6,13 @@ import tomllib
 import pytest
 import redis
 
-from sweeperd.config import Settings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.ops import rate
 from sweeperd.ops.endpoint_status import EndpointDocument
 from sweeperd.ops.rate import Rate, read_rates
 from sweeperd.ops.status import Due, ShardStatus, read_status
 from sweeperd.outbox import CircuitNote
+from sweeperd.outbox.replays import ReplaySpan, begin, count_events
 from sweeperd.store import Shard
 from tests.support.builders import endpoint_status
 from tests.support.harness import eventually, reserve, server_time
@@ -133,6 +134,17 @@ def test_an_endpoint_that_is_missing_from_the_settings_of_the_daemons_is_stopped
         ("delivering", "cannot deliver on 1 of 1: NOPERM"),
         ("stopped", ""),
     ]
+
+
+def test_the_replay_of_an_endpoint_that_is_gone_is_shown(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    client.xadd("sweeperd:events", {"tenant": "acme", "expired_at": now - 1000})
+    counted = count_events(
+        shard, EndpointSettings.model_validate({"name": "gone", "url": "http://x"}), ReplaySpan(0, now)
+    )
+    assert begin(shard, counted)[0] == "begun"
+    (gone,) = read_status(Settings(), shard).endpoints
+    assert (gone.endpoint, gone.state, gone.replay is not None and gone.replay.left) == ("gone", "unknown", 1)
 
 
 def test_an_endpoint_falls_behind_if_what_waits_takes_longer_than_max_age(shard: Shard, client: redis.Redis) -> None:

@@ -725,6 +725,22 @@ def test_a_replay_that_this_process_does_not_know_yet_keeps_its_events(
     assert stream.groups.trim([GROUP], DAY, DAY).removed >= 4 * NODE
 
 
+def test_a_replay_to_an_endpoint_that_nobody_has_holds_its_events_for_a_time(
+    stream: Outbox, client: redis.Redis, now: int
+) -> None:
+    """Else a replay that was forgotten when its endpoint was removed would fill the server."""
+    stream.groups.ensure(GROUP)
+    add(client, 5 * NODE, at=now - 4 * DAY)
+    consume(stream)
+    client.xgroup_create(KEY, "_replay.gone", id="0")
+    old, young = (json.dumps({"made_at": now - days * DAY}) for days in (3, 1))
+    client.hset("sweeperd:groups", "_replay.gone", young)
+    assert stream.groups.trim([GROUP], DAY, 2 * DAY).removed == 0
+    client.hset("sweeperd:groups", "_replay.gone", old)
+    assert stream.groups.trim([GROUP], DAY, 2 * DAY, elsewhere=["gone"]).removed == 0, "another process has it"
+    assert stream.groups.trim([GROUP], DAY, 2 * DAY).removed >= 4 * NODE
+
+
 def test_a_former_endpoint_that_lags_behind_nothing_holds_nothing(
     stream: Outbox, trimmed: functools.partial[Trimmed], client: redis.Redis, now: int
 ) -> None:

@@ -208,7 +208,8 @@ def test_what_keeps_it_from_going_on_is_told_and_an_interrupted_wait_is_not_its_
 ) -> None:
     with waiting_command(server, client) as waiting:
         assert waiting.stderr is not None
-        assert "no process delivers to billing" in waiting.stderr.readline()
+        # Redis 6.2 does not say that no event was trimmed, so the command warns of that first.
+        assert any("no process delivers to billing" in line for line in waiting.stderr)
         EndpointStateStore(shard).pause("billing", "test")
         assert "billing is paused" in waiting.stderr.readline(), "within some seconds"
         waiting.send_signal(signal.SIGINT)

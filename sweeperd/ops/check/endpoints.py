@@ -31,9 +31,7 @@ def check_endpoints(endpoints: Sequence[EndpointSettings], *, connect: float | N
 def check_settings(settings: Settings) -> Iterator[CheckFinding]:
     """Says what is probably a mistake, and what the filters cost, if they are many."""
     if doubts := settings.doubts:
-        yield CheckFinding.of(
-            "configuration", "events", warning("; ".join(doubts), "correct the events of the endpoint")
-        )
+        yield CheckFinding.of("configuration", "plausible", warning("; ".join(doubts), "correct the endpoint"))
     filtered = sum(not EventFilter(endpoint).open for endpoint in settings.webhooks.endpoints)
     if filtered >= MANY_FILTERS:
         least, most = (filtered * micros / 1000 for micros in FILTER_COSTS)

@@ -116,7 +116,8 @@ def test_many_filters(filtered: int, costs: str) -> None:
 def test_what_is_probably_a_mistake() -> None:
     named = [{"name": "hook", "url": "https://example.com", "events": ["reservation.expird"]}]
     (found,) = check_settings(settings_for("redis://127.0.0.1", webhooks={"endpoints": named}))
-    assert (found.level, "did you mean reservation.expired?" in found.says) == (WARNING, True)
+    assert (found.check, found.level, found.advice) == ("plausible", WARNING, "correct the endpoint")
+    assert "did you mean reservation.expired?" in found.says
 
 
 def test_a_redis_as_it_should_be(server: Server, client: redis.Redis) -> None:

@@ -1,15 +1,23 @@
 """Converts bytes and numbers from Redis to text for operators, and back."""
 
 import contextlib
+import difflib
 import functools
 import json
 import os
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 _BYTE = re.compile(rb"\\x([0-9a-f]{2})")
 _CHARACTER = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|([nrt]))")
 _LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the end of a message, if a known name is close to this one; else empty."""
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def glob(text: bytes) -> bytes:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import difflib
 import errno
 import importlib
 import os
@@ -20,6 +19,7 @@ from sweeperd.cli.options import Exit, OnceOptions, Options, fail
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.runtime.process import Role, hung_up, importing, in_own_process, release_hang_ups
 from sweeperd.runtime.signals import end_at_once
+from sweeperd.text import did_you_mean
 
 #: Subcommand -> its line in the help. A subcommand's module is imported only when the subcommand runs.
 _COMMANDS = {
@@ -107,9 +107,9 @@ class _Commands(click.Group):
     def resolve_command(
         self, context: click.Context, arguments: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        close = difflib.get_close_matches(arguments[0], _COMMANDS, 1)
-        if close and arguments[0] not in _COMMANDS:
-            context.fail(f"No such command {arguments[0]!r}; did you mean {close[0]}?")
+        meant = did_you_mean(arguments[0], _COMMANDS)
+        if meant and arguments[0] not in _COMMANDS:
+            context.fail(f"No such command {arguments[0]!r}{meant}")
         return super().resolve_command(context, arguments)
 
     def main(self, *arguments: Any, **extra: Any) -> Any:

@@ -103,7 +103,6 @@ def _check(run: Run, *, connect: bool, ledger: bool, of_shard: Mapping[str, Any]
         yield CheckFinding.of("configuration", "secrets", found)
     if not ledger:
         yield CheckFinding.of("configuration", "open files", open_files(settings))
-    if not ledger:
         yield from check_settings(complete or settings)
     if complete:
         yield from check_secret_files(complete)

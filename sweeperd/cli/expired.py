@@ -30,8 +30,8 @@ from sweeperd.text import timestamp
 Writer = Callable[[Iterable[Expiry]], None]
 
 #: The width of each column on a terminal.
-_COLUMNS = {"expired_at": 24, "tenant": 16, "reservation": 36, "amount": 12, "unit": 8, "lag": 10, "scope": 32}
-_COLUMNS |= {"missing_budgets": 24, "event_id": 36, "trace_id": 32, "shard": 16, "kind": 16}
+_COLUMNS = {"expired_at": 24, "tenant": 16, "reservation": 36, "amount": 12, "unit": 8, "lag": 10, "kind": 16}
+_COLUMNS |= {"scope": 32, "missing_budgets": 24, "event_id": 36, "trace_id": 32, "shard": 16}
 #: The columns that even a narrow terminal shows.
 _MIN_COLUMNS = 6
 # Characters that begin a formula in a spreadsheet, including full-width ones. Tabs and line ends are already escaped.
@@ -214,10 +214,10 @@ def _row(event: Expiry) -> list[object]:
         data.get("estimated_amount", ""),
         data.get("unit", ""),
         "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",
+        kind_of_event(event.fields),
         data.get("scope", ""),
         ", ".join(data.get("missing_budgets", ())),
         body["event_id"],
         body.get("trace_id", ""),
         event.shard,
-        kind_of_event(event.fields),
     ]

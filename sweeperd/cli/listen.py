@@ -81,8 +81,8 @@ def command(
     """
     Receive webhooks, verify their signatures, and print each. For trials: nothing is stored.
 
-    With --secret or --key a request that is not verified gets 401. Exit codes: 0 stopped; 1 the address is not free; 2
-    bad option.
+    With --secret or --key a request that is not verified gets 401. Exit codes: 0 stopped; 1 the address is not free,
+    or the output cannot be written; 2 bad option.
     """
     with stop_on_signals() as stop:
         pause = 0.0 if delay is None else delay.total_seconds()

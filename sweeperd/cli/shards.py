@@ -6,7 +6,6 @@ document, and exits with 1.
 """
 
 import contextlib
-import difflib
 import functools
 import itertools
 import sys
@@ -22,6 +21,7 @@ from sweeperd.document import ShardsDocument
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
+from sweeperd.text import did_you_mean
 
 T = TypeVar("T")
 
@@ -133,9 +133,8 @@ def check_name(kind: str, name: str, known: Iterable[str]) -> None:
     names = sorted(known)
     if name in names:
         return
-    close = difflib.get_close_matches(name, names, 1)
     only = f", only {shortened(', '.join(names), 200)}" if names else ""
-    hint = f"; did you mean {close[0]}?" if close else only
+    hint = did_you_mean(name, names) or only
     fail(printable(f"there is no {kind} {shortened(name)!r} in the configuration{hint}"), Exit.USAGE)
 
 

@@ -1,6 +1,5 @@
 """Defines the sections of the settings and checks that they fit together."""
 
-import difflib
 from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +27,7 @@ from sweeperd.config.types import (
     host_and_port,
 )
 from sweeperd.config.webhooks import ANNOUNCED, THRESHOLD_CROSSED, EndpointSettings, WebhooksSettings
+from sweeperd.text import did_you_mean
 
 #: The bounds of `sweep.lease_ttl`.
 MIN_LEASE_TTL, MAX_LEASE_TTL = timedelta(seconds=1), timedelta(minutes=10)
@@ -37,11 +37,6 @@ SHORT_SECRET = 16
 
 #: The name of the only shard when there is no list of shards.
 DEFAULT_SHARD = "default"
-
-
-def _meant(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _lease_ttl(value: timedelta) -> timedelta:
@@ -242,7 +237,7 @@ class Settings(Section):
         found = []
         for endpoint in self.webhooks.endpoints:
             found += [
-                f"no event is a {name}, which the endpoint {endpoint.name} asks for{_meant(name, known)}"
+                f"no event is a {name}, which the endpoint {endpoint.name} asks for{did_you_mean(name, known)}"
                 for name in endpoint.events or ()
                 if name not in known
             ]

@@ -78,6 +78,7 @@ def other_groups(subject: CheckedShard) -> CheckResult:
     others, missing = [name for name in strange if name != RELAY.name], [name for name in named if name not in there]
     replayed = {name.removeprefix(REPLAY_PREFIX) for name in there if name.startswith(REPLAY_PREFIX)}
     lonely = sorted(replayed - known)
+    begun = span(settings.webhooks.longest_age.total_seconds())
     age = span(max(settings.events.retention, settings.webhooks.longest_age).total_seconds())
     help_for = dict[str, str]()
     if RELAY.name in strange:
@@ -93,7 +94,7 @@ def other_groups(subject: CheckedShard) -> CheckResult:
         ] = "add it to events.groups if another program reads it; otherwise remove it with XGROUP DESTROY"
     if lonely:
         help_for[
-            f"a replay to {', '.join(lonely)}, which is no endpoint: it holds back trimming until {age} after its begin"
+            f"a replay to {', '.join(lonely)}, which is no endpoint: trimming waits until {begun} after its begin"
         ] = f"cancel it, unless other processes have the endpoint: sweeperd replay --endpoint {lonely[0]} --cancel"
     if missing:
         help_for[

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from sweeperd.config import Settings
-from sweeperd.outbox import replays
+from sweeperd.outbox import CircuitNote, replays
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.replays import ReplayNote, ReplayStore, described, replay_group
 from sweeperd.runtime.daemon import Daemon
@@ -210,15 +210,18 @@ def test_what_keeps_it_from_going_on_is_told_and_an_interrupted_wait_is_not_its_
         assert waiting.stderr is not None
         # Redis 6.2 does not say that no event was trimmed, so the command warns of that first.
         assert any("no process delivers to billing" in line for line in waiting.stderr)
+        note = CircuitNote(process="us", at=server_time(client), probe_at=1, failures=5, reason="HTTP 500")
+        client.hset("sweeperd:circuits", "billing@us", note.model_dump_json())
+        assert "deliveries to billing fail: HTTP 500" in waiting.stderr.readline()
         EndpointStateStore(shard).pause("billing", "test")
         assert "billing is paused" in waiting.stderr.readline(), "within some seconds"
         waiting.send_signal(signal.SIGINT)
         output, errors = waiting.communicate(timeout=30)
-    note = ReplayStore(shard).read("billing")
-    assert note is not None
+    begun = ReplayStore(shard).read("billing")
+    assert begun is not None
     (told,) = json.loads(output)["replays"]
     assert (waiting.returncode, told["ended"], told["left"]) == (3, False, 5)
-    assert f"`sweeperd replay --endpoint billing {described(note)}` waits for it again" in errors
+    assert f"`sweeperd replay --endpoint billing {described(begun)}` waits for it again" in errors
 
 
 def test_events_that_somebody_has_removed_are_told(

@@ -553,6 +553,7 @@ def test_a_replay_to_an_endpoint_that_is_gone(server: Server, client: redis.Redi
     client.xgroup_create("sweeperd:events", "_replay.hook", id="0", mkstream=True)
     found = look(server.url)["groups"]
     assert (found.level, found.says.split(":")[0]) == (WARNING, "a replay to hook, which is no endpoint")
+    assert "until 3 d after its begin" in found.says, "max_age"
     assert found.advice.endswith("sweeperd replay --endpoint hook --cancel")
     named = [{"name": "hook", "url": "https://example.com"}]
     assert look(server.url, webhooks={"endpoints": named})["groups"].level is OK

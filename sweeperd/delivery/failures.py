@@ -14,9 +14,10 @@ FAILING_AFTER = 300.0
 
 class FailureWatch:
     """
-    Judges each endpoint on one shard by what all processes have published: the endpoint fails while the circuit of
-    every delivering process is open, or while the oldest undelivered event is older than FAILING_AFTER. Of all
-    processes one announces each transition. Call `look` first: what another process announces after it, wins.
+    Judges each endpoint on one shard by what all processes have published: the endpoint fails while an event waits
+    and the circuit of every delivering process is open, or while the oldest undelivered event is older than
+    FAILING_AFTER. Of all processes one announces each transition. Call `look` first: what another process announces
+    after it, wins.
     """
 
     def __init__(self, circuits: CircuitStateStore, announcements: Announcements) -> None:
@@ -36,9 +37,12 @@ class FailureWatch:
         circuit, before = self._seen.get(lane.endpoint, CircuitState()), self._announced.get(lane.endpoint, "")
         # What was added before a new group counts from when the group was made, as for `max_age`.
         age = min(backlog.oldest_seconds, (now_ms - lane.redelivery.counts_from_ms) / 1000)
-        failing = 0 < circuit.processes == circuit.open_on or age > FAILING_AFTER
-        was, _, since = before.partition(" ")
-        if failing == (was == "failing"):
+        word, _, since = before.partition(" ")
+        was_failing = word == "failing"
+        # If nothing waits, another process may have delivered everything, and this circuit had nothing to try since.
+        stuck = 0 < circuit.processes == circuit.open_on and (backlog.events > 0 or was_failing)
+        failing = stuck or age > FAILING_AFTER
+        if failing == was_failing:
             return
         data = {"failure": circuit.reason, "pending": backlog.events, "oldest_pending_seconds": round(age, 3)}
         if not failing:

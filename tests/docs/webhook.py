@@ -151,8 +151,8 @@ class WebhookDisabled(Document):
 
 class WebhookFailing(Document):
     """
-    Deliveries to another endpoint fail: the circuit of every delivering process is open, or its oldest undelivered
-    event is older than 5 minutes.
+    Deliveries to another endpoint fail: an event waits and the circuit of every delivering process is open, or its
+    oldest undelivered event is older than 5 minutes.
     """
 
     endpoint: str = Field(description="The endpoint that fails.")

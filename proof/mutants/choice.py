@@ -123,6 +123,11 @@ _SCRIPT_TESTS = {
 #: generated for each kind are made of fragments that no file includes by name.
 _FRAGMENT_TESTS = {
     "kind_": _KINDS,
+    "kind_entry": (
+        "tests/integration/cli/test_index.py",
+        "tests/integration/ops/test_forms.py",
+        "tests/integration/cli/test_kind_tools.py",
+    ),
     "lifetime": _RECONCILE[:2],
     "recorder": ("tests/integration/cli/test_dry_run.py", "tests/integration/kit/test_live.py"),
     "thresholds": ("tests/lua/test_thresholds.py",),

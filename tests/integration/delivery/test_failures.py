@@ -158,6 +158,12 @@ def test_a_paused_or_muted_endpoint_is_left_alone(
     assert len(fleet.maintain()) == 1
 
 
+def test_a_mute_that_is_over_hides_nothing(client: redis.Redis, fleet: Fleet) -> None:
+    client.hset("sweeperd:endpoints", "hook", '{"muted_until": 7, "mute_ms": 5}')
+    fleet.circuits(one=True)
+    assert len(fleet.maintain()) == 1
+
+
 @pytest.fixture
 def watch(shard: Shard) -> FailureWatch:
     shard.read_clock()

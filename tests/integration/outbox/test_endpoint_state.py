@@ -76,6 +76,13 @@ def test_quiet_does_not_lift_a_pause(store: EndpointStateStore) -> None:
     assert store.read("billing") == paused
 
 
+def test_a_mute_without_its_length_holds_against_a_shorter_one(store: EndpointStateStore, client: redis.Redis) -> None:
+    """As an earlier version wrote it."""
+    until = server_time(client) + 600_000
+    client.hset(KEY, "billing", f'{{"muted_until": {until}}}')
+    assert store.mute("billing", 60).muted_until == until
+
+
 def test_the_later_end_of_two_mutes_holds(store: EndpointStateStore) -> None:
     """Two responses with `Retry-After`, the second with a shorter one."""
     longer = store.mute("billing", 600)

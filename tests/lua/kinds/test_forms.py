@@ -129,6 +129,8 @@ def test_a_score_that_is_no_deadline_is_set_aside(client: Any, unit: str, score:
         ("1700000000", 0),
         ("1700000000.5", 500),
         ("1700000000.0004", 0),
+        ("1700000000." + "0" * 21, 0),
+        ("1700000000." + "0" * 22, None),
         ("1700000000000", None),
         ("1e9", None),
         ("-1", None),

@@ -13,8 +13,8 @@ from sweeperd.kit.samples import DEADLINE, Sample, derived_samples, sample_of
 from sweeperd.store.shard import Shard
 from sweeperd.sweep import Decision
 from sweeperd.sweep.explanation import explain
-from tests.lua.kinds.forms import BACK, EACH, FORMS, JOB, JSON, MEMBER, ORDER, SCORED
-from tests.lua.kinds.world import SEATS, settings_of
+from tests.lua.kinds.forms import BACK, EACH, FORMS, JOB, JSON, MEMBER, ORDER, SCORED, without
+from tests.lua.kinds.world import SEATS, scripted, settings_of
 from tests.support.builders import make_sweeper
 
 HOLD: dict[str, Any] = {
@@ -114,6 +114,33 @@ def test_another_score_is_a_renewal_and_ends_the_note(client: Any) -> None:
     assert run(lab, at=renewed + 1001).outcome == "expired"
     (_, event), *_ = client.xrevrange(lab.keys.events, count=1)
     assert event[b"expires_at"] == b"%d" % renewed
+
+
+def test_a_renewal_that_is_seen_in_its_grace_ends_the_note(client: Any) -> None:
+    lab, _ = loaded(client, SCORED | {"grace": "1s"} | JOB)
+    client.set("jobs:h1", "1")
+    run(lab, at=DEADLINE + 1001)
+    renewed = DEADLINE + 9_000_000
+    client.zadd(lab.kind.index, {"h1": renewed})
+    assert run(lab, at=renewed + 500).outcome == "in_grace"
+    assert not client.hexists(lab.kind.notes, "h1")
+
+
+def test_a_script_that_waits_keeps_the_deadline_of_a_score(client: Any) -> None:
+    until = DEADLINE + 60_000
+    script = f"""
+function decide(_, now)
+  if now < {until} then return 'wait', {until} end
+  return 'expire'
+end
+function plan() return {{}} end
+"""
+    lab, _ = loaded(client, without(scripted(script), "deadline"))
+    assert run(lab, at=DEADLINE + 1).outcome == "not_due"
+    assert client.zscore(lab.kind.index, "h1") == until
+    assert run(lab, at=until).outcome == "expired"
+    (_, event), *_ = client.xrevrange(lab.keys.events, count=1)
+    assert event[b"expires_at"] == b"%d" % DEADLINE
 
 
 @pytest.mark.parametrize(("unit", "score"), [("ms", DEADLINE // 1000), ("s", -1), ("ms", "-inf")])

@@ -95,7 +95,8 @@ def test_a_score_that_stands_for_a_deadline_has_a_note(client: Any, unit: str) -
     assert note == f"{deadline} {again if unit == 'ms' else f'{again / 1000:.3f}'}".encode()
     assert client.zscore(lab.kind.index, "h1") == again / lab.kind.unit_ms
     client.delete("jobs:h1")
-    assert run(lab, at=again).outcome == "expired"
+    decision = run(lab, at=again + 3)
+    assert (decision.outcome, decision.lag_ms) == ("expired", 3), "late by what it waited after the protection"
     (_, event), *_ = client.xrevrange(lab.keys.events, count=1)
     assert event[b"expires_at"] == b"%d" % DEADLINE, "of the note"
     assert not client.hexists(lab.kind.notes, "h1")
@@ -172,6 +173,12 @@ def test_a_deadline_in_seconds(client: Any, text: str, due: int | None) -> None:
     assert run(lab, at=DEADLINE + due).outcome == "not_due"
     assert client.zscore(lab.kind.index, "h1") == float(text)
     assert run(lab, at=DEADLINE + due + 1).outcome == "expired"
+
+
+def test_a_deadline_in_ms_is_whole(client: Any) -> None:
+    lab, _ = loaded(client, SEATS)
+    client.hset("seats:hold:h1", "expires_at", f"{DEADLINE}.5")
+    assert why(run(lab))[:2] == ("quarantined", "INVALID_EXPIRY")
 
 
 def test_notes_that_hold_no_longer_are_dropped(client: Any, shard: Shard) -> None:

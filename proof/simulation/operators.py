@@ -143,7 +143,7 @@ class Operators:
         self._book.doubted.add(endpoint.name)
         rows: Any = shard.client.xpending_range(shard.keys.events, endpoint.name, "-", "+", 5)
         for row in rows[:1]:
-            endpoints.skip(shard, endpoint.name, row["message_id"].decode())
+            endpoints.skip(shard, endpoint, row["message_id"].decode())
 
     def _span(self, shard: Shard) -> replays.ReplaySpan:
         now = shard.read_clock()

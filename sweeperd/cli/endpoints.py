@@ -152,11 +152,11 @@ def skip(change: Change, name: str, event: str) -> None:
     Turn one pending event of an endpoint into a dead letter. EVENT is the event id (evt_...) or the stream id; the log
     has both.
     """
-    endpoint_of(change.settings, name)
+    endpoint = endpoint_of(change.settings, name)
     skipped = list[endpoints.SkippedEvent]()
 
     def work(shard: Shard, _: None) -> Iterator[Changed]:
-        if stream_id := endpoints.skip(shard, name, event):
+        if stream_id := endpoints.skip(shard, endpoint, event):
             yield f"{name} {event}", 1
             skipped.append(endpoints.SkippedEvent(shard=shard.name, stream_id=stream_id))
 
@@ -167,8 +167,8 @@ def skip(change: Change, name: str, event: str) -> None:
     if not skipped:
         change.output.name_address()
         change.fail(
-            f"{event} is not pending for {name}{change.among_those_up}: no process has taken it yet, or it has ended; "
-            "`sweeperd show` tells"
+            f"{event} is not pending for {name}{change.among_those_up}: no process has taken it yet, it has ended, "
+            f"or {name} does not want it; `sweeperd show` tells"
         )
 
 

@@ -80,19 +80,23 @@ def close_circuit(shard: Shard, name: str) -> int:
     return open_on
 
 
-def skip(shard: Shard, name: str, event: str) -> str | None:
+def skip(shard: Shard, endpoint: EndpointSettings, event: str) -> str | None:
     """
     Turns a pending event, given by event id or stream id, into a dead letter. Returns the stream id; None if no such
-    event is pending.
+    event is pending, or if the endpoint does not want it: a replay of the letter would send it.
     """
     shard.read_clock()
-    outbox = Outbox(shard, "operator")
+    name, outbox, subscription = endpoint.name, Outbox(shard, "operator"), Subscription(endpoint)
+    outbox.filters.refresh()
     for group in (name, replay_group(name)):
         if group.encode() not in streams.groups(shard.client, shard.keys.events):
             continue
         for entry in _pending(shard, outbox, group):
             if event in (entry.id.decode(), event_id(shard.origin, entry.fields) if entry.pairs else ""):
-                return entry.id.decode() if outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False) else None
+                skipped = _is_wanted(outbox, subscription, entry) and outbox.dead_letter(
+                    group, entry, SKIPPED, name, in_hand=False
+                )
+                return entry.id.decode() if skipped else None
     return None
 
 
@@ -223,7 +227,7 @@ class SkippedEvent(Document):
 class SkipDocument(ShardsDocument, title="sweeperd endpoints skip --json"):
     endpoint: str
     event: Argument
-    skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending.")
+    skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending, or not wanted by the endpoint.")
 
 
 class DroppedBacklog(Document):

@@ -195,6 +195,22 @@ def test_skip_makes_one_pending_event_a_dead_letter(by: str, invoke: Run, shard:
     assert (again.exit_code, f"{event} is not pending for billing: " in again.stderr) == (1, True)
 
 
+def test_skip_makes_no_dead_letter_of_an_event_that_the_endpoint_does_not_want(
+    invoke: Run, shard: Shard, client: redis.Redis
+) -> None:
+    """A process took it and died before it acknowledged it: a replay of the letter would send it."""
+    outbox = Outbox(shard, "test")
+    outbox.groups.ensure("billing")
+    reserve(client, ["a"])
+    expire(client, ["a"])
+    (unwanted,) = outbox.read("billing", 10)
+    only = [{"name": "billing", "url": "http://127.0.0.1:9/", "tenants": ["hooli"]}]
+    result = invoke("endpoints", "skip", "billing", unwanted.id.decode(), "--yes", endpoints=only)
+    assert (result.exit_code, "or billing does not want it; `sweeperd show` tells" in result.stderr) == (1, True)
+    assert [pending.id for pending in outbox.pending("billing")] == [unwanted.id]
+    assert not client.exists("sweeperd:dead-letters")
+
+
 def test_skip_before_anything_was_delivered(invoke: Run) -> None:
     result = invoke("endpoints", "skip", "billing", "evt_x", "--yes", endpoints=ENDPOINTS)
     assert (result.exit_code, result.stdout) == (1, "")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.config import EndpointSettings
 from sweeperd.context import Timing
 from sweeperd.delivery import lane as lanes
 from sweeperd.delivery import scan
@@ -25,6 +26,7 @@ from tests.support.harness import eventually
 from tests.support.receiver import Answer, Behaviour, Receiver, Request
 
 BY_TENANT: dict[str, Any] = {"order": "key", "order_key": "tenant"}
+HOOK = EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:9/"})
 #: Waits that no test outlasts.
 LONG: dict[str, Any] = {"redelivery_initial": "1h", "redelivery_max": "1h"}
 
@@ -201,7 +203,7 @@ def test_a_dead_letter_or_a_skipped_event_lets_the_next_one_go(
         with deliver(receiver.url, 2, BY_TENANT, **LONG) as delivery:
             (bad, _) = expire(client, "bad", "next", tenant="a")
             eventually(lambda: delivery.pending().get(bad, (b"",))[0] == b"(parked)")
-            assert skip(shard, "hook", bad.decode())
+            assert skip(shard, HOOK, bad.decode())
             eventually(lambda: delivery.events("delivered") == 1)
 
 
@@ -221,7 +223,7 @@ def test_a_skipped_event_is_noticed_while_other_keys_are_busy(
         expire(client, "slow", tenant="busy")
         (bad, _) = expire(client, "bad", "next", tenant="a")
         eventually(lambda: delivery.pending().get(bad, (b"",))[0] == b"(parked)")
-        assert skip(shard, "hook", bad.decode())
+        assert skip(shard, HOOK, bad.decode())
         eventually(lambda: delivery.events("delivered") == 1)
         answered.set()
 

@@ -109,9 +109,14 @@ class Sentinels:
         for sentinel in self.sentinels:
             sentinel.be_patient(HASTY_MS)
         old.kill()
-        for sentinel in self.sentinels:
-            eventually(lambda sentinel=sentinel: sentinel.primary_port() != old.port, limit=LONGEST_FAIL_OVER)
+
+        def know_the_heir() -> list[bool]:
+            return [sentinel.primary_port() != old.port for sentinel in self.sentinels]
+
+        eventually(lambda: any(know_the_heir()), limit=LONGEST_FAIL_OVER)
+        for sentinel in self.sentinels:  # at once: on a busy machine the heir may be slow too, and be replaced
             sentinel.be_patient(PATIENT_MS)
+        eventually(lambda: all(know_the_heir()), limit=LONGEST_FAIL_OVER)
         for server in self.servers:
             if server is not old:
                 with self.client(server) as client:

@@ -102,29 +102,20 @@ def test_a_score_that_stands_for_a_deadline_has_a_note(client: Any, unit: str) -
     assert not client.hexists(lab.kind.notes, "h1")
 
 
-def test_another_score_is_a_renewal_and_ends_the_note(client: Any) -> None:
+@pytest.mark.parametrize(("seen_after", "outcome"), [(0, "not_due"), (500, "in_grace")])
+def test_another_score_is_a_renewal_and_ends_the_note(client: Any, seen_after: int, outcome: str) -> None:
     lab, _ = loaded(client, SCORED | {"grace": "1s"} | JOB)
     client.set("jobs:h1", "1")
     run(lab, at=DEADLINE + 1001)
     renewed = DEADLINE + 9_000_000
     client.zadd(lab.kind.index, {"h1": renewed})
     client.delete("jobs:h1")
-    assert run(lab, at=renewed).outcome == "not_due"
+    assert run(lab, at=renewed + seen_after).outcome == outcome
     assert not client.hexists(lab.kind.notes, "h1")
     assert run(lab, at=renewed + 1000).outcome == "in_grace"
     assert run(lab, at=renewed + 1001).outcome == "expired"
     (_, event), *_ = client.xrevrange(lab.keys.events, count=1)
     assert event[b"expires_at"] == b"%d" % renewed
-
-
-def test_a_renewal_that_is_seen_in_its_grace_ends_the_note(client: Any) -> None:
-    lab, _ = loaded(client, SCORED | {"grace": "1s"} | JOB)
-    client.set("jobs:h1", "1")
-    run(lab, at=DEADLINE + 1001)
-    renewed = DEADLINE + 9_000_000
-    client.zadd(lab.kind.index, {"h1": renewed})
-    assert run(lab, at=renewed + 500).outcome == "in_grace"
-    assert not client.hexists(lab.kind.notes, "h1")
 
 
 def test_a_script_that_waits_keeps_the_deadline_of_a_score(client: Any) -> None:

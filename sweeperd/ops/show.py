@@ -318,13 +318,13 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NO_GROUP)
         elif StreamId.parse(entry) > StreamId.parse(groups[name]["last-delivered-id"]):
             yield EventDelivery(name, Fate.NOT_TAKEN)
+        elif wanted is not None and not wanted.matches(event):
+            yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         elif rows := shard.client.xpending_range(shard.keys.events, name, min=entry, max=entry, count=1):
             row = cast(list[dict[str, Any]], rows)[0]
             owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
             idle_ms = row["time_since_delivered"]
             idle = None if idle_ms >= LONG_IDLE_MS else idle_ms / 1000
             yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
-        elif wanted is not None and not wanted.matches(event):
-            yield EventDelivery(name, Fate.NOT_ASKED_FOR)
         else:
             yield EventDelivery(name, Fate.ACKNOWLEDGED)

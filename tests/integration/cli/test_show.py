@@ -73,6 +73,9 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
         settings = {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps(listed), "SWEEPERD_WEBHOOKS__ATTEMPTS": "1"}
         assert sweeperd("--once", "--json", **settings).code == 3
         expected = good.requests
+    # A process has taken it and died before it passed it over.
+    client.xgroup_setid("sweeperd:events", "other", "0")
+    client.xreadgroup("other", "dead", {"sweeperd:events": ">"})
     client.xgroup_create("sweeperd:events", "behind", id="0")
     settings["SWEEPERD_WEBHOOKS__ENDPOINTS"] = json.dumps([*listed, {"name": "new", "url": good.url}])
     ran = sweeperd("show", "r1", "--json", **settings)

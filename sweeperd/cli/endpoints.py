@@ -150,7 +150,7 @@ def resume(change: Change, name: str) -> None:
 def skip(change: Change, name: str, event: str) -> None:
     """
     Turn one pending event of an endpoint into a dead letter. EVENT is the event id (evt_...) or the stream id; the log
-    has both.
+    has both. An event that is in flight may still arrive, and a replay of its letter would send it again.
     """
     endpoint = endpoint_of(change.settings, name)
     skipped = list[endpoints.SkippedEvent]()
@@ -183,7 +183,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     Discard the backlog of an endpoint: events that were added before TIME and are not delivered yet. Without
     --dead-letters, only `expired` and `replay` can still read the events, for events.retention.
 
-    TIME is 2026-11-21T12:00:05Z, 12:00, or a duration such as 15m ago. An event that is in flight may still arrive.
+    TIME is 2026-11-21T12:00:05Z, 12:00, or 15m for 15 minutes ago. An event that is in flight may still arrive.
     Nothing is dropped while a replay to the endpoint runs.
     """
     endpoint = endpoint_of(change.settings, name)

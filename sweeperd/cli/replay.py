@@ -97,7 +97,7 @@ def command(
     """
     Deliver the events from --since to --until to an endpoint again, with the same webhook-id.
 
-    The span selects by time of expiry: 2026-11-21T12:00:05Z, 12:00, or a duration such as 15m ago. The endpoint's
+    The span selects by time of expiry: 2026-11-21T12:00:05Z, 12:00, or 15m for 15 minutes ago. The endpoint's
     filters apply.
 
     The daemons that deliver do the work, and the command waits for them. If you interrupt the command, the replay

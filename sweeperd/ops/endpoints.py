@@ -92,11 +92,14 @@ def skip(shard: Shard, endpoint: EndpointSettings, event: str) -> str | None:
         if group.encode() not in streams.groups(shard.client, shard.keys.events):
             continue
         for entry in _pending(shard, outbox, group):
-            if event in (entry.id.decode(), event_id(shard.origin, entry.fields) if entry.pairs else ""):
-                skipped = _is_wanted(outbox, subscription, entry) and outbox.dead_letter(
-                    group, entry, SKIPPED, name, in_hand=False
-                )
-                return entry.id.decode() if skipped else None
+            named = entry.id.decode() == event or (entry.pairs and event_id(shard.origin, entry.fields) == event)
+            # After replays, an event may be pending several times, and not wanted each time.
+            if (
+                named
+                and _is_wanted(outbox, subscription, entry)
+                and outbox.dead_letter(group, entry, SKIPPED, name, in_hand=False)
+            ):
+                return entry.id.decode()
     return None
 
 
@@ -150,8 +153,7 @@ def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEn
 
 
 def _is_wanted(outbox: Outbox, subscription: Subscription, entry: OutboxEntry) -> bool:
-    wanted_here = not entry.pairs or subscription.wants(entry)
-    return wanted_here or outbox.filters.owner_for(subscription, entry) is not None
+    return not entry.pairs or outbox.filters.wanted(subscription, entry)
 
 
 def _pending(shard: Shard, outbox: Outbox, name: str) -> Iterator[OutboxEntry]:

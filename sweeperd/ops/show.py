@@ -3,7 +3,7 @@
 import contextlib
 import enum
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, cast
@@ -14,9 +14,11 @@ from sweeperd.config import Settings
 from sweeperd.document import Count, Document, Moment, Seconds, Text
 from sweeperd.ops.advice import command_line
 from sweeperd.outbox.attempts import attempts_with
-from sweeperd.outbox.event import event_id
+from sweeperd.outbox.event import OutboxEntry, event_id
+from sweeperd.outbox.filters import Filters
 from sweeperd.outbox.groups import LONG_IDLE_MS, REPLAY_PREFIX, is_waiting
-from sweeperd.outbox.subscription import EventFilter
+from sweeperd.outbox.replays import replay_group
+from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
@@ -305,11 +307,13 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
         for _, letter in _range(shard, shard.keys.dead_letters, streams.milliseconds(entry))
         if letter.get(b"event") == entry
     }
-    infos = streams.groups(shard.client, shard.keys.events).items()
-    groups = {name: info for key, info in infos if not (name := decode(key)).startswith(REPLAY_PREFIX)}
-    configured = {endpoint.name: EventFilter(endpoint) for endpoint in settings.consumers}
-    for name in dict.fromkeys([*configured, *groups, *letters]):
-        wanted = configured.get(name)
+    groups = {decode(key): info for key, info in streams.groups(shard.client, shard.keys.events).items()}
+    names = [name for name in groups if not name.startswith(REPLAY_PREFIX)]
+    configured = {endpoint.name: Subscription(endpoint) for endpoint in settings.consumers}
+    filters, found = Filters(shard, "operator"), OutboxEntry.of(entry, 0, event)
+    filters.refresh()
+    for name in dict.fromkeys([*configured, *names, *letters]):
+        subscription = configured.get(name)
         if name in letters:
             letter = letters[name]
             hand_overs = whole(letter.get(b"attempts", b"")) or 0
@@ -318,13 +322,21 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
             yield EventDelivery(name, Fate.NO_GROUP)
         elif StreamId.parse(entry) > StreamId.parse(groups[name]["last-delivered-id"]):
             yield EventDelivery(name, Fate.NOT_TAKEN)
-        elif wanted is not None and not wanted.matches(event):
+        elif subscription is not None and not filters.wanted(subscription, found):
             yield EventDelivery(name, Fate.NOT_ASKED_FOR)
-        elif rows := shard.client.xpending_range(shard.keys.events, name, min=entry, max=entry, count=1):
-            row = cast(list[dict[str, Any]], rows)[0]
+        elif pending := _pending(shard, name, filter(groups.get, (name, replay_group(name))), entry):
+            yield pending
+        else:
+            yield EventDelivery(name, Fate.ACKNOWLEDGED)
+
+
+def _pending(shard: Shard, endpoint: str, groups: Iterable[str], entry: bytes) -> EventDelivery | None:
+    """Where an event is pending in one of these groups of an endpoint: its own, and that of its replay."""
+    for group in groups:
+        rows = shard.client.xpending_range(shard.keys.events, group, min=entry, max=entry, count=1)
+        for row in cast(list[dict[str, Any]], rows):
             owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
             idle_ms = row["time_since_delivered"]
             idle = None if idle_ms >= LONG_IDLE_MS else idle_ms / 1000
-            yield EventDelivery(name, Fate.PENDING, row["times_delivered"], owner, idle)
-        else:
-            yield EventDelivery(name, Fate.ACKNOWLEDGED)
+            return EventDelivery(endpoint, Fate.PENDING, row["times_delivered"], owner, idle)
+    return None

@@ -148,6 +148,8 @@ def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
     """Why a replay would not reach its endpoint with these settings; empty if it would."""
     for endpoint in endpoints:
         if endpoint.name == letter.endpoint:
+            if letter.body is None:
+                return Replayed.NO_EVENT.why_not
             wants = endpoint.tenants is None or letter.tenant in [tenant.encode() for tenant in endpoint.tenants]
             return "" if wants else "the endpoint no longer selects this tenant"
     return "the endpoint is no longer configured"

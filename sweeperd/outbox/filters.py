@@ -197,6 +197,10 @@ class Filters:
                 return owner
         return None
 
+    def wanted(self, subscription: Subscription, entry: OutboxEntry) -> bool:
+        """Whether the endpoint wants an event, by its settings here or by the filter of another living process."""
+        return subscription.wants(entry) or self.owner_for(subscription, entry) is not None
+
     def may_take(self, endpoint: str, owner: bytes) -> bool:
         """Whether a released event is for this process, or for a filter that no living process has any more."""
         own = self._own.get(endpoint)

@@ -24,6 +24,7 @@ from tests.support.fixtures import full
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server, free_port
+from tests.support.streams import append
 
 BOARD = "sweeperd:endpoints"
 ENDPOINTS: list[dict[str, Any]] = [
@@ -209,6 +210,39 @@ def test_skip_makes_no_dead_letter_of_an_event_that_the_endpoint_does_not_want(
     assert (result.exit_code, "or billing does not want it; `sweeperd show` tells" in result.stderr) == (1, True)
     assert [pending.id for pending in outbox.pending("billing")] == [unwanted.id]
     assert not client.exists("sweeperd:dead-letters")
+
+
+def test_skip_finds_the_wanted_one_of_an_event_that_is_pending_twice(
+    invoke: Run, shard: Shard, client: redis.Redis
+) -> None:
+    """Letters of two endpoints were replayed: the group of each has both."""
+    outbox = Outbox(shard, "test")
+    outbox.groups.ensure("billing")
+    reserve(client, ["a"])
+    expire(client, ["a"])
+    (first,) = outbox.read("billing", 10)
+    outbox.acknowledge("billing", [first.id])
+    for endpoint in ("audit", "billing"):
+        append(client, "sweeperd:events", first.fields | {b"only_for": endpoint.encode()})
+    others, own = outbox.read("billing", 10)
+    event = message(shard.origin, first.fields).event_id
+    result = invoke("endpoints", "skip", "billing", event, "--yes", "--json", endpoints=ENDPOINTS)
+    assert json.loads(result.stdout)["skipped"] == [{"shard": "default", "stream_id": own.id.decode()}]
+    assert [pending.id for pending in outbox.pending("billing")] == [others.id]
+
+
+def test_skip_without_an_id_changes_nothing(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    """A variable of the shell was empty. A trimmed event has no event id."""
+    outbox = Outbox(shard, "test")
+    outbox.groups.ensure("billing")
+    reserve(client, ["a"])
+    expire(client, ["a"])
+    (trimmed,) = outbox.read("billing", 10)
+    client.xdel("sweeperd:events", trimmed.id)
+    assert invoke("endpoints", "skip", "billing", "", "--yes", endpoints=ENDPOINTS).exit_code == 1
+    assert [pending.id for pending in outbox.pending("billing")] == [trimmed.id]
+    assert not client.exists("sweeperd:dead-letters")
+    assert invoke("endpoints", "skip", "billing", trimmed.id.decode(), "--yes", endpoints=ENDPOINTS).exit_code == 0
 
 
 def test_skip_before_anything_was_delivered(invoke: Run) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.store import Keys
+from sweeperd.config import EndpointSettings
+from sweeperd.outbox import Filters, Outbox
+from sweeperd.outbox.replays import replay_group
+from sweeperd.store import Keys, Shard
 from sweeperd.sweep.reservations import REASONS
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import RID, SCOPES, World
@@ -15,7 +18,7 @@ from tests.lua.test_expire_rules import ARRANGE, outcome_of
 from tests.support.harness import reserve, server_time
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Server, free_port
-from tests.support.streams import append
+from tests.support.streams import append, entries
 
 #: One of each outcome; tests/integration/sweep/test_explanation.py has them all.
 CASES = {outcome_of(case): case for case in ARRANGE}.values()
@@ -107,6 +110,38 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
     assert ("host-1" in rows["behind"], "HTTP 500" in rows["bad"]) == (True, True)
     client.delete("sweeperd:events")
     assert "(none)" in {row["name"] for row in sweeperd("show", "r1", **settings).rows}
+
+
+@pytest.mark.parametrize("by", ["another_process", "replayed_letter", "replayed_letter_of_another", "replay"])
+def test_show_and_skip_agree_on_what_an_endpoint_wants(
+    by: str, sweeperd: Sweeperd, shard: Shard, client: redis.Redis
+) -> None:
+    def settings(*tenants: str) -> dict[str, str]:
+        hook = {"name": "hook", "url": "http://127.0.0.1:9/", "tenants": list(tenants), "start": "beginning"}
+        return {"SWEEPERD_WEBHOOKS__ENDPOINTS": json.dumps([hook])}
+
+    outbox, group = Outbox(shard, "dead"), "hook"
+    reserve(client, ["r1"])
+    assert sweeperd("--once").code == 0
+    ((_, fields),) = entries(client, "sweeperd:events")
+    if by == "another_process":
+        hook = EndpointSettings.model_validate({"name": "hook", "url": "http://127.0.0.1:9/", "tenants": ["acme"]})
+        Filters(shard, "host-1", [hook]).update()
+    elif by == "replay":
+        group = replay_group("hook")
+        client.xgroup_create("sweeperd:events", "hook")
+    else:
+        client.delete("sweeperd:events")
+        append(client, "sweeperd:events", {**fields, b"only_for": b"hook" if by == "replayed_letter" else b"other"})
+    outbox.groups.ensure(group, "beginning")
+    (entry,) = outbox.read(group, 10)
+    here = settings("acme" if by in ("replay", "replayed_letter_of_another") else "hooli")
+    (told,) = deliveries(sweeperd("show", entry.id.decode(), "--json", **here)).values()
+    skipped = sweeperd("endpoints", "skip", "hook", entry.id.decode(), "--yes", **here)
+    if by == "replayed_letter_of_another":
+        assert (told["fate"], told["owner"], skipped.code) == ("not asked for", "", 1)
+    else:
+        assert (told["fate"], told["owner"], skipped.code) == ("pending", "dead", 0)
 
 
 def test_an_event_and_a_batch_are_found_by_the_ids_that_receivers_know(sweeperd: Sweeperd, client: redis.Redis) -> None:

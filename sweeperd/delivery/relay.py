@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import redis
 
 from sweeperd import progress
-from sweeperd.config import CyclesSettings
+from sweeperd.config import RELAY, CyclesSettings
 from sweeperd.config.types import milliseconds
 from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
@@ -55,8 +55,10 @@ class Written:
 
     #: How many of the entries.
     taken: int = 0
-    #: All records of these exist; there may be none.
+    #: All records of these exist, and they are acknowledged.
     written: list[OutboxEntry] = field(default_factory=list)
+    #: These get no records, and are pending.
+    without: list[OutboxEntry] = field(default_factory=list)
     #: These have no records, and why: another key of their tenant or of a subscription is in the way.
     failed: list[tuple[OutboxEntry, str]] = field(default_factory=list)
     #: These wait for the dispatcher of Cycles, and have no records.
@@ -78,12 +80,17 @@ class _Event(NamedTuple):
 
 class CyclesRecords:
     """
-    Writes the records of many events in one call of the script. To write an event again has no effect: if a process
-    dies between the write and the acknowledgement, nothing is doubled. Threads may share the object.
+    Writes the records of many events in one call of the script, which acknowledges the events in `group`. To write an
+    event again has no effect. Threads may share the object.
     """
 
-    def __init__(self, shard: Shard, settings: CyclesSettings = CyclesSettings()) -> None:  # noqa: B008 - frozen
-        self._shard = shard
+    def __init__(
+        self,
+        shard: Shard,
+        settings: CyclesSettings = CyclesSettings(),  # noqa: B008 - frozen
+        group: str = RELAY.name,
+    ) -> None:
+        self._shard, self._group = shard, group
         self._backlog, self._wait_ms = settings.dispatch_backlog, milliseconds(settings.dispatch_wait)
         #: Of events and of deliveries, seconds.
         self._ttls = [int(ttl.total_seconds()) for ttl in (settings.event_ttl, settings.delivery_ttl)]
@@ -119,7 +126,7 @@ class CyclesRecords:
         records = 0
         for entry, each, encoded, tenant in zip(first, fields, messages, tenants, strict=True):
             if encoded is None:
-                done.written.append(entry)
+                done.without.append(entry)
             else:
                 at_ms, wanted = whole(each.get(b"expired_at", b"")), matches.of(tenant, each)
                 if isinstance(wanted, str):
@@ -176,7 +183,7 @@ class CyclesRecords:
     def _call(self, groups: dict[tuple[bytes, tuple[str, ...], str], list[_Event]]) -> Call:
         now = self._shard.clock.now_ms()
         event_stem, delivery_stem = self._keys.event(""), self._keys.delivery("")
-        keys = [self._keys.all_events, self._keys.dispatch, self._shard.keys.relay]
+        keys = [self._keys.all_events, self._keys.dispatch, self._shard.keys.relay, self._shard.keys.events]
         args: list[bytes | str | int] = [
             len(event_stem),
             len(delivery_stem),
@@ -186,6 +193,7 @@ class CyclesRecords:
             now - LONGEST_WAIT_MS,
             self._wait_ms,
             self._keys.dispatch_lock,
+            self._group,
         ]
         ends = {trace: number for number, trace in enumerate({trace for _, _, trace in groups}, 1)}
         args += [len(ends), *(_delivery_end(now, trace) for trace in ends)]
@@ -198,7 +206,7 @@ class CyclesRecords:
                 event_id = event.message.event_id.encode()
                 keys.append(event_stem + event_id)
                 keys += [delivery_stem + _hashed_id(event_id + ending) for ending in endings]
-                args += (event.at_ms, event.message.body)
+                args += (event.at_ms, event.message.body, event.entry.id)
         return Call(keys, args)
 
     def _subscriptions(self, tenants: set[bytes]) -> "dict[bytes, list[CyclesSubscription] | str]":
@@ -287,7 +295,7 @@ class Relay(Sender):
         pace: Pace = Pace(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__(lane, pace)
-        self._records = CyclesRecords(lane.shard, settings)
+        self._records = CyclesRecords(lane.shard, settings, lane.group)
         self._observe = observe
 
     def close(self) -> None:
@@ -317,10 +325,13 @@ class Relay(Sender):
             log.warning("the endpoint answers again", extra=self._lane.log_fields)
             self._publish()
         settlements = []
-        if done.written:
+        if delivered := done.written + done.without:
             reason = f"{done.deliveries} deliveries"
-            self._count(done.written, DeliveryResult(Result.DELIVERED, reason, seconds=seconds))
-            settlements.append(Settlement(Disposition.ACKNOWLEDGE, done.written))
+            self._count(delivered, DeliveryResult(Result.DELIVERED, reason, seconds=seconds))
+        if done.written:
+            settlements.append(Settlement(Disposition.ACKNOWLEDGE, done.written, acknowledged=True))
+        if done.without:
+            settlements.append(Settlement(Disposition.ACKNOWLEDGE, done.without))
         if done.held:
             settlements.append(Settlement(Disposition.RELEASE, done.held))
         if done.held or done.matched:

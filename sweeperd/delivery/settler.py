@@ -42,6 +42,8 @@ class Settlement:
     entries: Sequence[OutboxEntry]
     #: Why, for a dead letter.
     reason: str = ""
+    #: Whether the call that delivered them has acknowledged them, too.
+    acknowledged: bool = False
 
     @property
     def ids(self) -> list[bytes]:
@@ -164,7 +166,8 @@ class Settler:
         entries = [entry for settlement in settlements for entry in settlement.entries]
         match action:
             case Disposition.ACKNOWLEDGE:
-                yield from lane.outbox.acknowledge.part(lane.group, [entry.id for entry in entries])
+                left = [entry for settlement in settlements if not settlement.acknowledged for entry in settlement.ids]
+                yield from lane.outbox.acknowledge.part(lane.group, left)
                 lane.count("delivered", len(entries))
             case Disposition.NACK:
                 yield from lane.outbox.nack.part(lane.group, entries)

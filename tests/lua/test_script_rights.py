@@ -29,6 +29,7 @@ RELAYED = [
     b"events:_all",
     b"dispatch:pending",
     b"sweeperd:relay",
+    b"sweeperd:events",
     b"events:acme",
     b"deliveries:s",
     b"event:e",
@@ -69,8 +70,8 @@ CASES = {
     "delivery/pass_unwanted": Case([EVENTS, FILTERS], ["running", "us", "", "1-1", "2-1"], "xreadgroup xack xgroup"),
     "delivery/relay": Case(
         RELAYED,
-        [6, 9, 1000, 1000, NOW, 9, 0, 10_000, b"lock", 1, "}", 1, 1, 1, '"-"', NOW, "{}"],
-        "set zadd lpush hset",
+        [6, 9, 1000, 1000, NOW, 9, 0, 10_000, b"lock", "billing", 1, "}", 1, 1, 1, '"-"', NOW, "{}", "1-1"],
+        "set zadd lpush hset xack",
     ),
     "delivery/set_field": Case([GROUPS], ["billing", "x"], "hdel hset"),
     "delivery/set_state": Case([ENDPOINTS, EVENTS], ["billing", PAUSE, "type", "paused"], "hdel hset xadd", (EVENTS,)),

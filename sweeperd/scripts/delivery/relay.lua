@@ -2,12 +2,16 @@
 -- pending delivery for the dispatcher. The script is idempotent: an existing record stays, because its delivery may
 -- have been sent already.
 --
+-- It also acknowledges the events. A fail-over to a copy that lacks the records then finds the events pending; an
+-- acknowledgement of its own could reach the copy.
+--
 -- Events that share tenant, subscriptions and the tail of the deliveries' JSON form a group. An index of the wrong type
 -- fails only its own events.
 --
 -- KEYS[1] -> events:_all            ZSET    event id -> the event's time, ms
 -- KEYS[2] -> dispatch:pending       LIST    delivery ids; the dispatcher pops from the right
 -- KEYS[3] -> sweeperd:relay         HASH    what all processes note of the dispatcher, below
+-- KEYS[4] -> sweeperd:events        STREAM
 -- and for each group:
 --   events:<tenant>                 ZSET    event id -> the event's time, ms
 --   deliveries:<subscription id>    ZSET    delivery id -> when it was created, ms; one key for each subscription
@@ -21,11 +25,12 @@
 -- ARGV[8] -> how long the pending deliveries may take the dispatcher, ms
 -- ARGV[9] -> dispatch:ordering:lock (STRING), which a dispatcher holds while it takes and sends a delivery. It is only
 --            read, and KEYS would take full access to it.
--- ARGV[10] -> how many tails of the deliveries' JSON follow: the part after the event id
+-- ARGV[10] -> the relay's group
+-- ARGV[11] -> how many tails of the deliveries' JSON follow: the part after the event id
 -- and for each group:
 --   number of subscriptions, number of events, number of the tail
 --   for each subscription: its id, JSON
---   for each event: its time, ms; the event, JSON
+--   for each event: its time, ms; the event, JSON; its id in the stream
 --
 -- Back-pressure: an event whose deliveries do not fit waits, and so do all later ones with deliveries. As many
 -- fit as the dispatcher takes in ARGV[8], up to the limit, less those that are pending. What it takes is counted at the
@@ -60,8 +65,8 @@ local CHUNK = 1000
 local STILL = 180000
 -- How many may be pending while nothing is known of the dispatcher.
 local FEW = 2
-local ALL, DISPATCH, STATE, LOCK = KEYS[1], KEYS[2], KEYS[3], ARGV[9]
-local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 10
+local ALL, DISPATCH, STATE, STREAM, LOCK, GROUP = KEYS[1], KEYS[2], KEYS[3], KEYS[4], ARGV[9], ARGV[10]
+local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 11
 
 local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
@@ -160,7 +165,7 @@ end
 -- place is known only after the groups before it have been read.
 local records, groups = {}, {}
 do
-  local key, argument, number = 4, ENDS + 1 + ARGV[ENDS], 0
+  local key, argument, number = 5, ENDS + 1 + ARGV[ENDS], 0
   while argument <= #ARGV do
     local subscriptions, events = tonumber(ARGV[argument]), tonumber(ARGV[argument + 1])
     groups[#groups + 1] = {key, argument, number, subscriptions, events}
@@ -169,7 +174,7 @@ do
     for i = first, key - 1 do
       records[#records + 1] = KEYS[i]
     end
-    argument = argument + 3 + subscriptions + 2 * events
+    argument = argument + 3 + subscriptions + 3 * events
     number = number + events
   end
 end
@@ -202,7 +207,7 @@ local function waits(at, first, final)
   return false
 end
 
-local event_keys, event_values, delivery_keys, delivery_values = {}, {}, {}, {}
+local event_keys, event_values, delivery_keys, delivery_values, done = {}, {}, {}, {}, {}
 for _, group in ipairs(groups) do
   local key, argument, number, subscriptions, events = unpack(group)
   local of_tenant, problem = index(KEYS[key])
@@ -223,6 +228,7 @@ for _, group in ipairs(groups) do
     else
       local event_key = KEYS[key]
       local id = string.sub(event_key, EVENT_ID)
+      done[#done + 1] = ARGV[argument + 2]
       if existing == 0 or not exists(event_key) then
         event_keys[#event_keys + 1], event_values[#event_values + 1] = event_key, ARGV[argument + 1]
         local at, end_all, end_tenant = ARGV[argument], #all, #of_tenant
@@ -239,12 +245,13 @@ for _, group in ipairs(groups) do
         end
       end
     end
-    key, argument = key + subscriptions + 1, argument + 2
+    key, argument = key + subscriptions + 1, argument + 3
   end
 end
 
 local refused = event_keys[1] and no_right('SET', event_keys[1])
   or delivery_keys[1] and no_right('SET', delivery_keys[1])
+  or done[1] and no_right('XACK', STREAM)
 for _, key in ipairs(indexes) do
   refused = refused or (entries[key][1] and no_right('ZADD', key))
 end
@@ -281,4 +288,7 @@ end
 if note[1] then
   redis.call('HSET', STATE, unpack(note))
 end
+chunks(done, function(first, last)
+  redis.call('XACK', STREAM, GROUP, unpack(done, first, last))
+end)
 return {#pending, began[1], began[2], failed, waiting}

@@ -15,11 +15,11 @@ from sweeperd.delivery.http import DeliveryResult, Result
 from sweeperd.delivery.relay import CyclesRecords, Relay
 from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.metrics import Metrics
-from sweeperd.outbox import CircuitStateStore, Message, OutboxEntry, message
+from sweeperd.outbox import CircuitStateStore, Message, Outbox, OutboxEntry, message
 from sweeperd.store import Shard
 from tests.support.builders import make_lane
 from tests.support.fixtures import full
-from tests.support.streams import delivery_id
+from tests.support.streams import append, delivery_id
 
 UNBRAKED = CyclesSettings(dispatch_backlog=0)
 EXPIRED_AT = 1_795_507_205_123
@@ -60,7 +60,7 @@ def sent(shard: Shard, taken: OutboxEntry) -> Message:
 def made(shard: Shard, *taken: OutboxEntry) -> int:
     """Write the records of these events in one call. Returns how many deliveries are new."""
     done = CyclesRecords(shard, UNBRAKED).write(taken)
-    assert (done.taken, sorted(done.written), done.failed) == (len(taken), sorted(taken), [])
+    assert (done.taken, sorted(done.written + done.without), done.failed) == (len(taken), sorted(taken), [])
     return done.deliveries
 
 
@@ -158,6 +158,27 @@ def test_a_second_try_writes_what_is_missing(shard: Shard, client: redis.Redis) 
     assert client.zcard("events:_all") == client.zcard("deliveries:whsub_2") == 2
     ids = [lost, *(delivery_id(sent(shard, second).event_id, each) for each in ("whsub_1", "whsub_2"))]
     assert sorted(client.lrange("dispatch:pending", 0, -1)) == sorted(each.encode() for each in ids)
+
+
+def test_an_event_is_acknowledged_in_the_step_that_writes_its_records(shard: Shard, client: redis.Redis) -> None:
+    """A fail-over between two steps would lose the records and keep the acknowledgement."""
+    outbox = Outbox(shard, "us")
+    outbox.groups.ensure("relay")
+    subscribe(client, "whsub_1")
+    client.set("events:bad", "x")
+    for number, tenant in enumerate((b"acme", b"bad", b"", b"acme"), 1):
+        append(client, "sweeperd:events", FIELDS | {b"id": b"r%d" % number, b"tenant": tenant})
+    first, bad, without, last = outbox.read("relay", 10)
+    relaying = Relaying(shard)
+    for again in (False, True):
+        settled = {(each.action, each.acknowledged): each.ids for each in relaying.send(first, bad, without, last)}
+        assert settled == {
+            (Disposition.ACKNOWLEDGE, True): [first.id, last.id],
+            (Disposition.ACKNOWLEDGE, False): [without.id],
+            (Disposition.NACK, False): [bad.id],
+        }
+        assert [pending.id for pending in outbox.pending("relay")] == [bad.id, without.id], again
+    assert (relaying.counted(Result.DELIVERED), client.llen("dispatch:pending")) == (6, 2)
 
 
 def test_the_same_event_twice_has_records_once(shard: Shard, client: redis.Redis) -> None:

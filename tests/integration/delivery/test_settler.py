@@ -97,6 +97,21 @@ def test_what_has_gathered_is_acknowledged_in_one_round_trip(shard: Shard) -> No
     assert gathering.told == [gathering.lane]
 
 
+def test_what_is_acknowledged_already_is_counted_alone(shard: Shard) -> None:
+    """After a fail-over, a second acknowledgement would end an event whose records the copy lacks."""
+    gathering = Gathering(shard, 3, together=3)
+    first, *rest = gathering.taken
+    gathering.settler.add(gathering.lane, [Settlement(Disposition.ACKNOWLEDGE, rest, acknowledged=True)])
+    gathering.add([first])
+    gathering.thread.start()
+    eventually(lambda: not len(gathering.in_flight))
+    assert (gathering.delivered, [*gathering.owners]) == (3, [entry.id for entry in rest])
+    gathering.settler.add(gathering.lane, [Settlement(Disposition.ACKNOWLEDGE, rest, acknowledged=True)])
+    eventually(lambda: gathering.delivered == 5)
+    assert gathering.trips == 1
+    gathering.end()
+
+
 def test_what_gathers_is_acknowledged_when_it_is_enough(shard: Shard) -> None:
     """The first waits for more, and nothing waits longer where as many have gathered as share a round trip."""
     gathering = Gathering(shard, 3, together=3, timing=Timing(gather_settlements=60))

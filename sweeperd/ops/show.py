@@ -3,11 +3,12 @@
 import contextlib
 import enum
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Annotated, Any, cast
 
+import redis
 from pydantic import AliasGenerator, AliasPath, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
 from sweeperd.config import Settings
@@ -20,6 +21,7 @@ from sweeperd.outbox.groups import LONG_IDLE_MS, REPLAY_PREFIX, is_waiting
 from sweeperd.outbox.replays import replay_group
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
+from sweeperd.store.errors import is_missing_group
 from sweeperd.store.scripts import accepted, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId, StreamRow
@@ -182,11 +184,17 @@ def inspect(
     }
     document = InspectionDocument.model_validate({**values, "commands": []})
     scopes = [decode(scope + b":" + fields.get(b"estimate_unit", b"")) for scope, _, _ in underflows]
-    return document.model_copy(update={"commands": _commands(document, scopes, options)})
+    endpoints = {endpoint.name for endpoint in settings.webhooks.endpoints}
+    return document.model_copy(update={"commands": _commands(document, endpoints, scopes, options)})
 
 
-def _commands(entry: InspectionDocument, drifted: Sequence[str], options: Sequence[str]) -> list[str]:
-    """The commands that apply to the entry, without those that cannot be copied. `drifted`: budgets to repair."""
+def _commands(
+    entry: InspectionDocument, endpoints: Container[str], drifted: Sequence[str], options: Sequence[str]
+) -> list[str]:
+    """
+    The commands that apply to the entry, without those that cannot be copied. `endpoints`: those in the settings, which
+    alone can skip an event. `drifted`: budgets to repair.
+    """
     kind, named = kind_option(entry.kind), [*options, *(["--"] if entry.id.startswith("-") else []), entry.id]
     words: list[Sequence[str]] = [("reconcile", "--repair-budget", budget, *options) for budget in drifted]
     words.append(("show", *kind, *named))
@@ -195,7 +203,7 @@ def _commands(entry: InspectionDocument, drifted: Sequence[str], options: Sequen
     for delivery in entry.event.deliveries if entry.event else ():
         if delivery.fate is Fate.DEAD_LETTER:
             words.append(("dead-letters", "replay", "--endpoint", delivery.endpoint, *options))
-        elif delivery.fate is Fate.PENDING and entry.event:
+        elif delivery.fate is Fate.PENDING and delivery.endpoint in endpoints and entry.event:
             words.append(("endpoints", "skip", delivery.endpoint, entry.event.webhook_id, *options))
     return list(dict.fromkeys(filter(None, (command_line(*each) for each in words))))
 
@@ -333,8 +341,13 @@ def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -
 def _pending(shard: Shard, endpoint: str, groups: Iterable[str], entry: bytes) -> EventDelivery | None:
     """Where an event is pending in one of these groups of an endpoint: its own, and that of its replay."""
     for group in groups:
-        rows = shard.client.xpending_range(shard.keys.events, group, min=entry, max=entry, count=1)
-        for row in cast(list[dict[str, Any]], rows):
+        try:
+            rows: Any = shard.client.xpending_range(shard.keys.events, group, min=entry, max=entry, count=1)
+        except redis.ResponseError as error:
+            if not is_missing_group(error):
+                raise
+            continue  # the replay has ended meanwhile
+        for row in rows:
             owner = "" if is_waiting(row["consumer"]) else decode(row["consumer"])
             idle_ms = row["time_since_delivered"]
             idle = None if idle_ms >= LONG_IDLE_MS else idle_ms / 1000

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import redis
 
-from sweeperd.config import Start
+from sweeperd.config import RELAY, Start
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.outbox.filters import RELEASED
 from sweeperd.store import streams
@@ -267,15 +267,14 @@ class ConsumerGroups:
         for group in unknown:
             # Remembered, so that a later call creates the group here if it cannot be created now.
             self.positions[group] = self._first_position(wanted[group], last)
-        return {
-            group: (
-                group,
-                str(self.positions[group]),
-                _kind_of_group(start, seen=group in self._seen),
-                ages.get(group, MAX_AGE_MS),
-            )
-            for group, start in wanted.items()
-        }
+        asked = dict[str, tuple[str, str, str, int]]()
+        for group, start in wanted.items():
+            position, kind = self.positions[group], _kind_of_group(start, seen=group in self._seen)
+            if kind == "seen" and group == RELAY.name and isinstance(start, timedelta):
+                # What the process has seen acknowledged may be lost with its records.
+                position, kind = _before(self._shard.clock.now_ms(), start), "kept"
+            asked[group] = (group, str(position), kind, ages.get(group, MAX_AGE_MS))
+        return asked
 
     def _first_position(self, start: Start | StreamId, last: StreamId) -> StreamId:
         """The id after which a new group reads. `last`: the last id of the stream."""
@@ -285,7 +284,7 @@ class ConsumerGroups:
             return last
         if start == "beginning":
             return START
-        return StreamId.at(self._shard.read_clock() - start // timedelta(milliseconds=1)).before
+        return _before(self._shard.read_clock(), start)
 
     def _make_owners_due(self, group: str, owner: bytes) -> int:
         count, first = 0, FIRST
@@ -325,6 +324,10 @@ def _position(note: bytes | None) -> StreamId:
         return StreamId.parse(str(json.loads(note or b"{}")["position"]))
     except (ValueError, KeyError, TypeError):
         return START
+
+
+def _before(now_ms: int, age: timedelta) -> StreamId:
+    return StreamId.at(now_ms - age // timedelta(milliseconds=1)).before
 
 
 def _kind_of_group(start: Start | StreamId, *, seen: bool) -> str:

@@ -5,6 +5,7 @@
 --                                     each owner of parked events, a digit each); for a replay, its description
 -- ARGV -> four for each group: its name;  the position to create it at, so that it receives later events;
 --         `seen`: the caller has seen the group, so the position holds, unless the note has an earlier one;
+--         `kept`: the same for a group whose deliveries are records in this Redis: only the note tells which there are;
 --         `new`, `backfill`: the caller has not, so the note's position is used; without a note the group begins now,
 --         or in the past;
 --         `replay`: the group is created only if its note exists, so only until the replay has ended;
@@ -18,8 +19,8 @@
 -- If such an owner is gone, the group reads again from the noted position: some events are delivered twice, none is
 -- lost.
 --
--- An earlier position in the note belongs to an older copy: what the caller has seen acknowledged since then, such as
--- records of Cycles, is missing from that copy.
+-- An earlier position in the note belongs to an older copy: what the caller has seen acknowledged since then is pending
+-- in that copy. Records of Cycles are missing from it, too, so without a note their group begins in the past again.
 --
 -- A position beyond the stream's last id belongs to a stream that was lost, or replaced by an older copy. There the
 -- group would skip new events, so it begins that far back. XGROUP makes the first change, so only HSET needs a check.
@@ -98,6 +99,8 @@ for i = 1, #ARGV, 4 do
     end
   elseif kind == 'seen' then
     position = noted and smaller(noted, position) and noted or position
+  elseif kind == 'kept' then
+    position, made_at = noted or position, noted and made_at or clock.now_text
   elseif noted then
     position = smaller(noted, oldest) and oldest or noted
     made_at = clock.now_text

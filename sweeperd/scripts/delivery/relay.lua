@@ -70,6 +70,7 @@ local EVENT_ID, DELIVERY_ID, NOW, ENDS = ARGV[1] + 1, ARGV[2] + 1, ARGV[5], 11
 
 local began = redis.call('TIME')
 redis.call('ZCARD', ALL)
+redis.call('XLEN', STREAM)
 local length = redis.call('LLEN', DISPATCH)
 
 -- How many more deliveries fit; whether the dispatcher takes nothing; the notes to write, and whether to mark anew.

@@ -108,6 +108,8 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
     client.xreadgroup("behind", "host-1", {"sweeperd:events": ">"})
     rows = {row["name"]: row["value"] for row in sweeperd("show", "r1", **settings).rows}
     assert ("host-1" in rows["behind"], "HTTP 500" in rows["bad"]) == (True, True)
+    (shard,) = sweeperd("show", "r1", "--json", **settings).document["shards"]
+    assert not any("skip" in command for command in shard["commands"]), "no endpoint of the settings"
     client.delete("sweeperd:events")
     assert "(none)" in {row["name"] for row in sweeperd("show", "r1", **settings).rows}
 

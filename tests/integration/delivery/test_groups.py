@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from sweeperd.config import RELAY
 from sweeperd.context import Timing
 from sweeperd.outbox import PARKED, PARKED_ALONE, ConsumerGroups, EndpointStateStore, Outbox
 from sweeperd.store import Shard, streams
@@ -356,6 +357,29 @@ def test_an_older_copy_without_the_group_has_the_position_of_that_time(shard: Sh
     delivery.dispatcher.maintain()
     assert remade(delivery) == 1
     assert ids_left(shard) == ids
+
+
+@pytest.mark.parametrize("copied", ["nothing", "the note"])
+def test_a_copy_without_the_group_of_the_relay_gets_the_records_of_the_past(
+    copied: str, shard: Shard, client: redis.Redis
+) -> None:
+    """What the process has seen acknowledged had its records in the Redis that was lost."""
+    name, groups, outbox = RELAY.name, ConsumerGroups(shard, "us"), Outbox(shard, "them")
+    ids = expire(client, "one", "two", "three")
+    assert groups.ensure(name, RELAY.start) > 0
+    outbox.acknowledge(name, [entry.id for entry in outbox.read(name, 1)])
+    groups.ensure(name, RELAY.start)
+    earlier: Any = client.hget(GROUPS, name)
+    outbox.acknowledge(name, [entry.id for entry in outbox.read(name, 10)])
+    groups.ensure(name, RELAY.start)
+    assert note(client, name)["position"] == ids[2].decode()
+    client.xgroup_destroy(EVENTS, name)
+    client.delete(GROUPS)
+    if copied == "the note":
+        client.hset(GROUPS, name, earlier)
+    made_at = groups.ensure(name, RELAY.start)
+    assert made_at > 0, "their age counts from now"
+    assert [entry.id for entry in outbox.read(name, 10)] == ids[int(copied == "the note") :]
 
 
 # ---- replays that end, groups that go, while they are looked at

@@ -181,6 +181,15 @@ def test_an_event_is_acknowledged_in_the_step_that_writes_its_records(shard: Sha
     assert (relaying.counted(Result.DELIVERED), client.llen("dispatch:pending")) == (6, 2)
 
 
+def test_a_stream_that_has_become_another_key_gets_no_records(shard: Shard, client: redis.Redis) -> None:
+    subscribe(client, "whsub_1")
+    client.set("sweeperd:events", "x")
+    relaying = Relaying(shard)
+    (settled,) = relaying.send(entry())
+    assert (settled.action, "WRONGTYPE" in settled.reason) == (Disposition.NACK, True)
+    assert client.keys("event:*") == client.keys("deliver*") == client.keys("dispatch*") == []
+
+
 def test_the_same_event_twice_has_records_once(shard: Shard, client: redis.Redis) -> None:
     subscribe(client, "whsub_1")
     records, twice = CyclesRecords(shard, UNBRAKED), [entry(1), entry(2)]

@@ -76,8 +76,8 @@ def command(run: Run, watch: bool, interval: float, limits: Sequence[Limit], eve
     until another one with the same role has started since, for up to an hour.
 
     Words of --fail-if: overdue and undelivered (a duration is the age of the oldest, a number how many), unswept (the
-    time since the last sweep), quarantined, dead-letters, silent (processes), memory (a share of maxmemory). A value
-    that is not known is above each limit.
+    time since the last sweep), quarantined, dead-letters, silent (processes), memory (a share of maxmemory; 0
+    without one). A value that is not known is above each limit.
 
     Exit codes: 0 done; 1 a shard is unreachable; 4 a limit of --fail-if is passed.
     """

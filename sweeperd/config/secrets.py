@@ -15,6 +15,8 @@ from sweeperd.webhook_keys import PRIVATE, PUBLIC, SEED, SHARED
 #: The variable with the directory of a service's credentials, set by systemd, and the error when it is missing.
 CREDENTIALS = "CREDENTIALS_DIRECTORY"
 NO_CREDENTIALS = f"${CREDENTIALS} is not set, which systemd sets for the service"
+#: The most characters that a file may have: a device such as /dev/zero never ends.
+LARGEST = 1 << 20
 
 
 def fetched(value: object, info: ValidationInfo) -> object:
@@ -38,11 +40,15 @@ def resolved(value: str, context: Mapping[str, Any] = MappingProxyType({})) -> s
 def read_text(path: Path) -> str:
     """The content of a file that a setting names. Raises ValueError."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(LARGEST + 1)
     except (OSError, ValueError) as error:
         other = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else "its name holds a NUL"
         reason = error.strerror if isinstance(error, OSError) else other
         raise ValueError(f"the file {path} cannot be read: {reason}") from None
+    if len(text) > LARGEST:
+        raise ValueError(f"the file {path} has more than {LARGEST:,} characters")
+    return text
 
 
 def _path(value: str, context: Mapping[str, Any]) -> Path | None:

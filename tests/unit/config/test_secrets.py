@@ -88,6 +88,7 @@ NO_SECRETS = {
     "another private key": ["whsk_" + "A" * 86],
     "/nowhere/at/all cannot be read: No such file": ["file:/nowhere/at/all"],
     "{tmp}/binary cannot be read: it is not UTF-8": ["file:{tmp}/binary"],
+    "/dev/zero has more than 1,048,576 characters": ["file:/dev/zero"],
     "credential:NAME": ["credential:", "credential:..", "credential:../hook"],
     "$CREDENTIALS_DIRECTORY is not set": ["credential:hook"],
     "no variable MISSING": ["env:MISSING"],

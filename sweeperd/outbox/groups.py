@@ -271,7 +271,7 @@ class ConsumerGroups:
         for group, start in wanted.items():
             position, kind = self.positions[group], _kind_of_group(start, seen=group in self._seen)
             if kind == "seen" and group == RELAY.name and isinstance(start, timedelta):
-                # What the process has seen acknowledged may be lost with its records.
+                # After a fail-over, the records of what this process has seen acknowledged may be missing.
                 position, kind = _before(self._shard.clock.now_ms(), start), "kept"
             asked[group] = (group, str(position), kind, ages.get(group, MAX_AGE_MS))
         return asked

@@ -2,8 +2,8 @@
 -- pending delivery for the dispatcher. The script is idempotent: an existing record stays, because its delivery may
 -- have been sent already.
 --
--- It also acknowledges the events. A fail-over to a copy that lacks the records then finds the events pending; an
--- acknowledgement of its own could reach the copy.
+-- It also acknowledges the events, because a fail-over to a copy undoes all of a script or nothing. After a second
+-- command, the copy could have the acknowledgement without the records.
 --
 -- Events that share tenant, subscriptions and the tail of the deliveries' JSON form a group. An index of the wrong type
 -- fails only its own events.

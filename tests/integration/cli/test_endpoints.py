@@ -16,7 +16,15 @@ from cloudevents.core.v1.event import CloudEvent
 
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops.trial import BODY_SHOWN
-from sweeperd.outbox import CircuitStateStore, DeliveryRate, EndpointStateStore, Outbox, dead_letters, message
+from sweeperd.outbox import (
+    CircuitStateStore,
+    DeliveryRate,
+    EndpointStateStore,
+    Outbox,
+    OutboxEntry,
+    dead_letters,
+    message,
+)
 from sweeperd.outbox.dead_letters import DeadLetterFilter
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, expire, give_up
@@ -177,6 +185,16 @@ def test_a_full_redis_takes_a_pause(invoke: Run, own_shard: Shard, own_server: S
 # ---- skip
 
 
+def taken(shard: Shard) -> tuple[Outbox, OutboxEntry]:
+    """A process that has taken the only event for `billing`, and the event."""
+    outbox = Outbox(shard, "test")
+    outbox.groups.ensure("billing")
+    reserve(shard.client, ["a"])
+    expire(shard.client, ["a"])
+    (entry,) = outbox.read("billing", 10)
+    return outbox, entry
+
+
 @pytest.mark.parametrize("by", ["event_id", "stream_id"])
 def test_skip_makes_one_pending_event_a_dead_letter(by: str, invoke: Run, shard: Shard, client: redis.Redis) -> None:
     outbox = Outbox(shard, "test")
@@ -200,11 +218,7 @@ def test_skip_makes_no_dead_letter_of_an_event_that_the_endpoint_does_not_want(
     invoke: Run, shard: Shard, client: redis.Redis
 ) -> None:
     """A process took it and died before it acknowledged it: a replay of the letter would send it."""
-    outbox = Outbox(shard, "test")
-    outbox.groups.ensure("billing")
-    reserve(client, ["a"])
-    expire(client, ["a"])
-    (unwanted,) = outbox.read("billing", 10)
+    outbox, unwanted = taken(shard)
     only = [{"name": "billing", "url": "http://127.0.0.1:9/", "tenants": ["hooli"]}]
     result = invoke("endpoints", "skip", "billing", unwanted.id.decode(), "--yes", endpoints=only)
     assert (result.exit_code, "or billing does not want it; `sweeperd show` tells" in result.stderr) == (1, True)
@@ -216,11 +230,7 @@ def test_skip_finds_the_wanted_one_of_an_event_that_is_pending_twice(
     invoke: Run, shard: Shard, client: redis.Redis
 ) -> None:
     """Letters of two endpoints were replayed: the group of each has both."""
-    outbox = Outbox(shard, "test")
-    outbox.groups.ensure("billing")
-    reserve(client, ["a"])
-    expire(client, ["a"])
-    (first,) = outbox.read("billing", 10)
+    outbox, first = taken(shard)
     outbox.acknowledge("billing", [first.id])
     for endpoint in ("audit", "billing"):
         append(client, "sweeperd:events", first.fields | {b"only_for": endpoint.encode()})
@@ -233,11 +243,7 @@ def test_skip_finds_the_wanted_one_of_an_event_that_is_pending_twice(
 
 def test_skip_without_an_id_changes_nothing(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     """A variable of the shell was empty. A trimmed event has no event id."""
-    outbox = Outbox(shard, "test")
-    outbox.groups.ensure("billing")
-    reserve(client, ["a"])
-    expire(client, ["a"])
-    (trimmed,) = outbox.read("billing", 10)
+    outbox, trimmed = taken(shard)
     client.xdel("sweeperd:events", trimmed.id)
     assert invoke("endpoints", "skip", "billing", "", "--yes", endpoints=ENDPOINTS).exit_code == 1
     assert [pending.id for pending in outbox.pending("billing")] == [trimmed.id]

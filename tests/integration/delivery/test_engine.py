@@ -323,7 +323,7 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             eventually(lambda: client.xpending(EVENTS, "e2")["pending"] == 0)
             after.dispatcher.refresh_replays()
             assert client.xinfo_consumers(EVENTS, "e2") == [], "the endpoint that has gone is left"
-            assert not [name for name in client.hkeys("sweeperd:circuits") if b"e2" in name]
+            assert not [name for name in client.hkeys("sweeperd:circuits") if b"e2@" in name]
             assert after.dispatcher._leaving == []
             eventually(lambda: not any(client.xpending(EVENTS, name)["pending"] for name in ("e0", "e1", "new")))
         finally:

@@ -194,6 +194,19 @@ def test_a_stream_whose_last_id_is_the_greatest(
     nothing_moves(name, limited, client, "XADD|stream")
 
 
+def test_a_score_is_not_removed_without_the_right_to_set_another(limited: redis.Redis, client: redis.Redis) -> None:
+    client.zadd(INDEX, {"late": NOW})
+    call = Call(CASES["ops/reconcile_entry"].keys, ["late", f"wrong_score:{NOW}", "", 0, 0])
+    allow(client, "-zadd")
+    before = world(client)
+    with pytest.raises(redis.ResponseError, match=REFUSED):
+        Script("ops/reconcile_entry").run(limited, call)
+    assert world(client) == before
+    allow(client, "+zadd")
+    Script("ops/reconcile_entry").run(limited, call)
+    assert client.zscore(INDEX, "late") == LATER
+
+
 def test_actions_are_not_trimmed_if_the_next_one_finds_no_place(limited: redis.Redis, client: redis.Redis) -> None:
     for number in range(1, 301):
         client.xadd(ACTIONS, {"who": "me"}, id=f"{number}-1")

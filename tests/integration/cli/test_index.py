@@ -106,16 +106,21 @@ def test_an_unknown_state_is_not_added_and_the_setting_is_named(configured: Make
     assert not client.exists("seats:ttl")
 
 
-@pytest.mark.parametrize("form", ["hash", "json"])
-def test_a_ttl_becomes_the_deadline_and_later_a_renewal(configured: Make, client: redis.Redis, form: str) -> None:
-    kinds = configured(SESSIONS.format(form="" if form == "hash" else 'entry = "json"'))
+@pytest.mark.parametrize(("form", "unit"), [("hash", "ms"), ("json", "ms"), ("hash", "s")])
+def test_a_ttl_becomes_the_deadline_and_later_a_renewal(
+    configured: Make, client: redis.Redis, form: str, unit: str
+) -> None:
+    entry_form = "" if form == "hash" else 'entry = "json"'
+    kinds = configured(SESSIONS.format(form=f'{entry_form}\nunit = "{unit}"'))
+    ms = 1000 if unit == "s" else 1
     client.hset("online", "count", 3)
     for entry in ("a", "b", "c"):
         if form == "hash":
             client.hset(f"session:{entry}", "user", entry)
         else:
             client.set(f"session:{entry}", json.dumps({"user": entry}))
-    client.pexpire("session:a", 3_600_000)
+    ends = (server_time(client) // 1000 + 3600) * 1000 + 499
+    client.pexpireat("session:a", ends)
     client.pexpire("session:b", 3_600_000)
     client.set("session:lock", "token", px=3_600_000)
     found = indexed(kinds, "--kind", "session", "--yes")
@@ -124,15 +129,18 @@ def test_a_ttl_becomes_the_deadline_and_later_a_renewal(configured: Make, client
     assert client.pttl("session:lock") > 0, "what is not an entry keeps its TTL"
     assert client.pttl("session:a") == client.pttl("session:b") == -1
     score = client.zscore("sessions:ttl", "a")
-    assert score == pytest.approx(server_time(client) + 3_600_000, abs=60_000)
+    assert score is not None
+    assert score * ms == pytest.approx(ends, abs=400), "to the millisecond, but for the time between two commands"
+    assert float(f"{score:.3f}") == score
 
     # The service renews one that is due by then: it has the TTL as its next deadline, and is persistent again.
-    client.zadd("sessions:ttl", {"a": PAST, "b": PAST})
+    client.zadd("sessions:ttl", {"a": PAST / ms, "b": PAST / ms})
     client.pexpire("session:a", 7_200_000)
     kinds.sweep()
     assert client.hget("online", "count") == b"2"
     score = client.zscore("sessions:ttl", "a")
-    assert score == pytest.approx(server_time(client) + 7_200_000, abs=60_000)
+    assert score is not None
+    assert score * ms == pytest.approx(server_time(client) + 7_200_000, abs=60_000)
     assert client.pttl("session:a") == -1
     assert [entry[b"id"] for _, entry in entries(client, "sweeperd:events")] == [b"b"]
     assert kinds.run("reconcile", "--kind", "session").code == 1, "c has neither index entry nor TTL"

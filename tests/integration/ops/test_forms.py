@@ -152,6 +152,19 @@ def test_the_walk_finds_what_the_index_lacks_or_has_too_much(
     assert client.zscore(kind.index, alive) == FUTURE / kind.unit_ms
 
 
+@pytest.mark.parametrize("name", ["json"])
+def test_an_entry_that_is_back_in_the_index_has_no_mark_of_a_quarantine(
+    shard: Shard, client: Any, kind: Kind, name: str, settings: Settings
+) -> None:
+    assert kind.marks is not None
+    entry = write(client, kind, name, 1, at=FUTURE)
+    client.zrem(kind.index, entry)
+    client.hset(kind.marks, mapping={entry: "INVALID_PLAN why", "another": "INVALID_PLAN why"})
+    assert mend(subject_of(shard, settings, kind.name), walk(shard, settings, kind)).changed == 1
+    assert client.zscore(kind.index, entry) == FUTURE
+    assert client.hkeys(kind.marks) == [b"another"]
+
+
 def test_the_walk_knows_a_protected_entry_by_its_note(shard: Shard, client: Any) -> None:
     settings = settings_of(SCORED | {"unless": JOB["unless"]}, reservations=False)
     (kind,) = kinds_of(settings, shard).values()

@@ -215,6 +215,15 @@ def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis
     assert read_rates(shard, ["reservations"])["reservations"] == Rate(0.0, 60.0)
 
 
+def test_each_kind_has_its_own_rate(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    for number in range(90):
+        kind = {"kind": "seat-hold"} if number % 3 else {}
+        client.xadd("sweeperd:events", {"id": str(number)} | kind | {"tenant": "acme"}, id=f"{now - 30_000 + number}-0")
+    found = read_rates(shard, ["reservations", "seat-hold", "idle"])
+    assert found == {"reservations": Rate(0.5, 60.0), "seat-hold": Rate(1.0, 60.0), "idle": Rate(0.0, 60.0)}
+
+
 def test_the_window_is_shorter_where_much_happens(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

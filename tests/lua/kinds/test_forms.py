@@ -264,6 +264,18 @@ def test_values_of_json(client: Any, fields: dict[str, Any], expected: tuple[str
         assert client.hget(lab.kind.marks, "h1") == f"{expected[1]} {expected[2]}".encode()
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(None, ("not_found", "", "")), ("", ("quarantined", "INVALID_JSON", "not a JSON object"))],
+)
+def test_a_key_that_is_gone_is_not_an_empty_one(client: Any, text: str | None, expected: tuple[str, str, str]) -> None:
+    lab = cart(client, text or "")
+    if text is None:
+        client.delete("carts:h1")
+    assert why(run(lab)) == expected
+    assert client.zscore(lab.kind.index, "h1") is None
+
+
 # ---- a member
 
 

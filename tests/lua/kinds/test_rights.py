@@ -100,6 +100,15 @@ def test_a_command_that_an_entry_needs_whose_hash_goes(client: redis.Redis, revo
     revoked.check(made(client, SEATS | {"retention": "0s"}), command, "expired")
 
 
+def test_a_user_of_some_entries_needs_no_right_to_others(client: redis.Redis, revoked: Revoked) -> None:
+    """On 6.2 the right to DEL is tried with a key that is not there, and that need not be the user's."""
+    seats = made(client, SEATS | {"retention": "0s"})
+    revoked.allow("resetkeys", "~seats:hold:h*", "~seats:s*", "~seats:ttl", "~sweeperd*")
+    seats.client = revoked.limited
+    assert seats.run().outcome == "expired"
+    assert not client.exists("seats:hold:h1")
+
+
 @pytest.mark.parametrize(
     ("commands", "arrange", "outcome"),
     [

@@ -49,37 +49,44 @@ class Change(Run):
         find: Callable[[Shard], T],
         question: Callable[[Sequence[T]], str],
         work: Callable[[Shard, T], Iterable[Changed]],
-        begins: Callable[[T], str] | None = None,
+        target: Callable[[T], str],
+        *,
+        irreversible: bool = False,
     ) -> list[T]:
         """
         Find on each shard that is up, ask the operator, and change exactly what was found. Every change is recorded,
         even if Redis or the output fails half-way. Returns what was found.
 
-        `question` returns "" if there is nothing to change. `work` yields each change once it is done. `begins` is for
-        changes that cannot be undone: it returns the target that is recorded before the first change, so that a
-        command that is killed leaves a record.
+        `question` returns "" if there is nothing to change. `work` yields each change once it is done. `target` names
+        all of it for the record of a change without an answer of Redis; "" if there is nothing to record. What is
+        `irreversible` is recorded before the first change too, so that a command that is killed leaves a record.
         """
         found = self.each(find)
         if asked := question([what for _, what in found]):
             self.output.confirm(asked, yes=self.yes)
         for shard, what in found:
-            self._act(action, shard, work(shard, what), begins(what) if begins else "")
+            self._act(action, shard, work(shard, what), target(what), irreversible=irreversible)
         return [what for _, what in found]
 
-    def _act(self, action: Action, shard: Shard, changes: Iterable[Changed], target: str) -> None:
+    def _act(
+        self, action: Action, shard: Shard, changes: Iterable[Changed], target: str, *, irreversible: bool
+    ) -> None:
         done, begun = Counter[str](), b""
         with _recording(shard):
-            begun = begin(shard, action, target) if target else b""
+            begun = begin(shard, action, target) if target and irreversible else b""
         try:
             with self.catching(shard):
                 for changed, count in changes:
                     done[changed] += count
         finally:
+            unanswered = bool(target) and self.unanswered(shard)
             for changed, count in sorted(done.items()) or [(target, 0)]:
                 with _recording(shard):
-                    if count or begun:
-                        record(shard, action, changed, count, begun)
+                    if count or begun or unanswered:
+                        record(shard, action, changed, count, begun, finished=not unanswered)
                         begun = b""
+            if unanswered:
+                warn(f"{shard.address}: there was no answer to the last change, so more may have changed than is said")
 
     def check_named(self, ids: Iterable[str], found: Collection[str], problem: str) -> None:
         """Fail for each id that was not found, unless it may be on a shard that is down."""

@@ -52,7 +52,9 @@ class ListedLetter(LetterDocument):
 class ChangedLetter(LetterDocument):
     """A dead letter and the result of its change."""
 
-    result: Literal["replayed", "dropped", "left"]
+    result: Literal["replayed", "dropped", "left"] = Field(
+        description="A letter is printed before it is dropped. If it then stays, it comes again, as `left`."
+    )
     problem: str = Field(default="", description="Why it was not changed.")
 
 
@@ -127,7 +129,7 @@ def drop(change: Change, **selected: Any) -> None:
     """
     Delete dead letters permanently: by ID, by --endpoint, by --tenant, or --all.
 
-    --json prints the letters in full, so you can keep a copy.
+    --json prints each letter in full before it is deleted, so you can keep a copy.
     """
     _change_letters(change, Verb(Action.DROP, "Delete {} permanently?", "dropped", _drop), **selected)
 
@@ -189,6 +191,8 @@ def _change_letters(
         letters, names = here[0](), set[str]()
         with change.output.bar(verb.done.capitalize(), here[1].total(), hidden=verbose) as bar:
             while page := list(itertools.islice(letters, PAGE)):
+                if verb.action is Action.DROP:
+                    results.copy(page)
                 problems = verb.act(shard, page, change.settings.consumers)
                 changed = [letter.endpoint for letter, problem in zip(page, problems, strict=True) if not problem]
                 yield from Counter(changed).items()
@@ -200,8 +204,8 @@ def _change_letters(
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused; its events wait until `sweeperd endpoints resume {name}`")
 
-    begins = (lambda here: _names(here[1])) if verb.action is Action.DROP else None
-    change.carry_out(verb.action, find, question, work, begins)
+    irreversible = verb.action is Action.DROP
+    change.carry_out(verb.action, find, question, work, lambda here: _names(here[1]), irreversible=irreversible)
     results.end(change)
 
 
@@ -226,8 +230,8 @@ def _check_endpoint(run: Run, endpoint: str | None) -> None:
 
 class _Results:
     """
-    Counts the letters. In JSON and with --verbose, each is printed as soon as it is changed: a crash loses no line, and
-    memory stays bounded.
+    Counts the letters. In JSON and with --verbose, each is printed as soon as it is changed, and memory stays bounded.
+    In JSON, those to drop are printed before: there is no other copy.
     """
 
     def __init__(self, output: Output, done: str, *, verbose: bool) -> None:
@@ -236,16 +240,31 @@ class _Results:
         self._verbose = verbose
         #: Why letters were not changed, "" for those that were.
         self._counts = Counter[str]()
+        #: How many are printed in JSON, and whether each was printed before its change.
+        self._printed = 0
+        self._copied = False
 
     def _separator(self) -> str:
         """The start of the JSON document, then a comma."""
-        return "," if self._counts else json.dumps(with_address({}))[:-1] + ', "dead_letters": ['
+        return "," if self._printed else json.dumps(with_address({}))[:-1] + ', "dead_letters": ['
+
+    def _print(self, letter: DeadLetter, problem: str = "") -> None:
+        result = {"result": "left", "problem": problem} if problem else {"result": self._done}
+        document = json.dumps(ChangedLetter.made_of(letter, **result).as_json())
+        click.echo(f"{self._separator()}\n{document}", nl=False)
+        self._printed += 1
+
+    def copy(self, page: Sequence[DeadLetter]) -> None:
+        """Print in JSON what is changed next. `add` then prints only what was not changed. Raises OSError."""
+        if self._output.as_json:
+            for letter in page:
+                self._print(letter)
+            self._copied = True
 
     def add(self, letter: DeadLetter, problem: str) -> None:
         if self._output.as_json:
-            result = {"result": "left", "problem": problem} if problem else {"result": self._done}
-            document = json.dumps(ChangedLetter.made_of(letter, **result).as_json())
-            click.echo(f"{self._separator()}\n{document}", nl=False)
+            if problem or not self._copied:
+                self._print(letter, problem)
         elif self._verbose:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
@@ -258,12 +277,12 @@ class _Results:
         done = self._counts.pop("", 0)
         left = self._counts.total()
         if self._output.as_json:
-            start = "" if done or left else self._separator()
+            start = "" if self._printed else self._separator()
             click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
-        elif not done and not left:
+        elif not done and not left and not change.at_least:
             self._output.say(f"no dead letters match{change.among_those_up}")
         else:
-            self._output.say(f"{done} {self._done}" + (f", {left} unchanged" if left else ""))
+            self._output.say(f"{change.at_least}{done} {self._done}" + (f", {left} unchanged" if left else ""))
             for problem, count in self._counts.most_common():
                 self._output.say(f"{count} unchanged: {problem}")
         if left:

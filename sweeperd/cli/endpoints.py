@@ -113,7 +113,7 @@ def pause(change: Change, name: str, reason: str) -> None:
         results.append(endpoints.ChangedEndpoint.of(paused, shard=shard.name, changed=True))
         change.output.say(f"{name} is paused on {shard.name}")
 
-    change.carry_out(Action.PAUSE, _state_of(name), question, work)
+    change.carry_out(Action.PAUSE, _state_of(name), question, work, lambda _: name)
     change.report(endpoints.EndpointChangeDocument(endpoint=name, shards=results))
 
 
@@ -139,7 +139,7 @@ def resume(change: Change, name: str) -> None:
         results.append(endpoints.ChangedEndpoint.of(EndpointState(), shard=shard.name, changed=changed, **more))
         change.output.say(_resumed(name, shard, before, done))
 
-    change.carry_out(Action.RESUME, _state_of(name), question, work)
+    change.carry_out(Action.RESUME, _state_of(name), question, work, lambda _: name)
     change.report(endpoints.EndpointChangeDocument(endpoint=name, shards=results))
 
 
@@ -160,11 +160,12 @@ def skip(change: Change, name: str, event: str) -> None:
             yield f"{name} {event}", 1
             skipped.append(endpoints.SkippedEvent(shard=shard.name, stream_id=stream_id))
 
-    change.carry_out(Action.SKIP, lambda _: None, lambda _: f"Turn {event} into a dead letter of {name}?", work)
+    question = f"Turn {event} into a dead letter of {name}?"
+    change.carry_out(Action.SKIP, lambda _: None, lambda _: question, work, lambda _: f"{name} {event}")
     change.report(endpoints.SkipDocument(endpoint=name, event=event, skipped=skipped))
     for row in skipped:
         change.output.say(f"{event} is now a dead letter of {name} on {row.shard}")
-    if not skipped:
+    if not skipped and change.any_up:
         change.output.name_address()
         change.fail(
             f"{event} is not pending for {name}{change.among_those_up}: no process has taken it yet, it has ended, "
@@ -206,22 +207,22 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         return how.format(f"{total} event{'s' * (total > 1)} of {name}") if total else ""
 
     def target(backlog: endpoints.DroppedBacklog) -> str:
-        return f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")
+        what = f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")
+        return what if backlog.found else ""
 
     def work(shard: Shard, backlog: endpoints.DroppedBacklog) -> Iterator[Changed]:
-        dropped, before_ms = 0, int(backlog.before)
+        dropped, before_ms, at_least = 0, int(backlog.before), "at least "
         try:
             for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
                 dropped += count
                 yield target(backlog), count
+            at_least = ""
         finally:
             done.append(backlog.model_copy(update={"dropped": dropped}))
             result = "turned into dead letters" if letters else "dropped"
-            change.output.say(f"{dropped} events of {name} on {shard.name} {result}")
+            change.output.say(f"{at_least}{dropped} events of {name} on {shard.name} {result}")
 
-    change.carry_out(
-        Action.DROP_BACKLOG, find, question, work, lambda backlog: target(backlog) if backlog.found else ""
-    )
+    change.carry_out(Action.DROP_BACKLOG, find, question, work, target, irreversible=True)
     change.report(endpoints.DropDocument(endpoint=name, dead_letters=letters, shards=done))
 
 

@@ -69,7 +69,7 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
                 added[shard.name] += count
                 yield kind, count
 
-    change.carry_out(Action.INDEX, find, question, work)
+    change.carry_out(Action.INDEX, find, question, work, lambda _: "" if dry_run else kind)
     shards = [
         IndexedShardDocument.made_of(found, shard=name, kind=kind, added=added[name]) for name, found in surveys.items()
     ]

@@ -49,7 +49,7 @@ def accept(change: Change, name: str) -> None:
         held = 0 if backlog.proven else backlog.held
         accepted.append(AcceptedKind(shard=shard.name, accepted=not backlog.proven, held=held))
 
-    change.carry_out(Action.ACCEPT_KIND, find, question, work)
+    change.carry_out(Action.ACCEPT_KIND, find, question, work, lambda _: name)
     change.report(KindAcceptDocument(kind=name, shards=accepted))
     for each in accepted:
         text = f"accepted, {each.held} entries are held" if each.accepted else "already proven"

@@ -143,11 +143,11 @@ def adopt_(change: Change, ids: tuple[str, ...]) -> None:
             yield target, len(done)
             adopted.extend(done)
 
-    change.carry_out(Action.ADOPT, find, question, work)
+    change.carry_out(Action.ADOPT, find, question, work, lambda _: " ".join(ids) or "all")
     taken = {text for text in ids if set(adopted).intersection(candidates(text))}
     change.check_named(ids, taken, "was not quarantined by another sweeper")
     change.report(AdoptDocument(adopted=len(adopted)))
-    change.output.say(f"adopted {_entries(len(adopted))}")
+    change.output.say(f"adopted {change.at_least}{_entries(len(adopted))}")
 
 
 _Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]]
@@ -251,7 +251,7 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
                 add_cost(tally, shard, [each.entry for each in page if not each.problem])
                 bar.update(len(page))
 
-    change.carry_out(verb.action, find, question, work)
+    change.carry_out(verb.action, find, question, work, lambda here: _target(here[0]))
     _report(change, verb, tally, chosen.reasons)
 
 
@@ -263,7 +263,7 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
             answer |= {"unreadable": tally.unreadable.count, "unreadable_ids": tally.unreadable.ids}
         change.report(QuarantineChangeDocument.model_validate(answer))
     else:
-        change.output.say(f"{verb.done} {_entries(tally.done)}")
+        change.output.say(f"{verb.done} {change.at_least}{_entries(tally.done)}")
         if tally.cost:
             change.output.say(f"what they hold stays locked{tally.cost}")
         if tally.stays:

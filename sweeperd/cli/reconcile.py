@@ -134,7 +134,9 @@ def _walk(change: Change, kind: str, rate: int | None, limit: int, repair: bool)
             reports[shard.name] = mended.document(shard)
             yield f"index of {kind}", mended.changed
 
-    change.carry_out(Action.REPAIR, walk, question, work)
+    change.carry_out(
+        Action.REPAIR, walk, question, work, lambda report: f"index of {kind}" if repair and report.mendable else ""
+    )
     walks = list(reports.values())
     if asked:
         for each in walks:
@@ -272,7 +274,7 @@ def _repair_budget(change: Change, name: str, rate: int | None) -> None:
                 return f"Move {abs(drift.least)} from {source} to {target} of {name}?"
         return ""
 
-    change.carry_out(Action.REPAIR_BUDGET, judge, question, work)
+    change.carry_out(Action.REPAIR_BUDGET, judge, question, work, lambda _: name)
 
 
 def _report_budget(change: Change, name: str, done: BudgetRepair) -> None:

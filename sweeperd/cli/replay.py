@@ -200,7 +200,10 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
         each.note, each.running, each.began = note, True, True
         _look_for_obstacle(each)
 
-    replays = change.carry_out(Action.REPLAY, find, question, begin)
+    def target(each: _Replay) -> str:
+        return "" if each.running or not each.note.events else _target(each.note)
+
+    replays = change.carry_out(Action.REPLAY, find, question, begin, target)
     if any(each.began for each in replays):
         change.output.say(f"started the replay of {total} events to {name}")
     return replays
@@ -280,7 +283,9 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
             yield _target(each.note), max(1, left)
             change.output.say(f"cancelled the replay to {name} on {shard.name}; about {left} events were not sent")
 
-    def begins(each: _Replay | None) -> str:
-        return "" if each is None else _target(each.note)  # recorded first, for the commands that wait for its end
+    def target(each: _Replay | None) -> str:
+        return "" if each is None else _target(each.note)
 
-    return list(filter(None, change.carry_out(Action.CANCEL_REPLAY, find, question, cancel, begins)))
+    # Recorded first, for the commands that wait for its end.
+    found = change.carry_out(Action.CANCEL_REPLAY, find, question, cancel, target, irreversible=True)
+    return list(filter(None, found))

@@ -47,6 +47,20 @@ class Run:
         """The end of a sentence that says that nothing was found."""
         return " on the shards that are up" if self._down else ""
 
+    @property
+    def any_up(self) -> bool:
+        """Whether there is a shard of which anything can be said."""
+        return any(not self.is_down(shard) for shard in self.shards)
+
+    @property
+    def at_least(self) -> str:
+        """What comes before a number of changes: an answer that was lost may be about more."""
+        return "at least " if any(trouble.unanswered for trouble in self._down.values()) else ""
+
+    def unanswered(self, shard: Shard) -> bool:
+        """Whether Redis may have done what it was asked last, without an answer."""
+        return self.is_down(shard) and self._down[shard.name].unanswered
+
     def is_down(self, shard: Shard) -> bool:
         return shard.name in self._down
 

@@ -56,7 +56,9 @@ class ActionDocument(Document):
     action: str
     target: str
     count: Count = Field(description="How many entries it changed.")
-    finished: bool = Field(description="False while it runs, and if it was killed.")
+    finished: bool = Field(
+        description="False while it runs, if it was killed, or if an answer of Redis was lost: more may have changed."
+    )
 
 
 class ActionsDocument(ShardsDocument, title="sweeperd actions --json"):
@@ -66,12 +68,18 @@ class ActionsDocument(ShardsDocument, title="sweeperd actions --json"):
 
 def begin(shard: Shard, action: Action, target: str) -> bytes:
     """Records that an action begins. Returns the id of the record, which `record` needs at the end."""
-    return record(shard, action, target, 0, b"begun")
+    return record(shard, action, target, 0, finished=False)
 
 
-def record(shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"") -> bytes:
-    """Records a finished action; `begun` names the record of its beginning, which this one replaces."""
-    call = Call([shard.keys.actions, shard.keys.action_counts], [KEPT, _who(), action, target[:TARGET], count, begun])
+def record(
+    shard: Shard, action: Action, target: str, count: int = 1, begun: bytes = b"", *, finished: bool = True
+) -> bytes:
+    """
+    Records an action; `begun` names the record of its beginning, which this one replaces. Not `finished`: it begins
+    now, or an answer was lost, so that it may have changed more than `count` entries.
+    """
+    keys = [shard.keys.actions, shard.keys.action_counts]
+    call = Call(keys, [KEPT, _who(), action, target[:TARGET], count, begun, "" if finished else 1])
     return cast(bytes, Script("ops/record_action").run(shard.client, call))
 
 

@@ -7,18 +7,22 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.errors import KindRefused, RedisUnavailable
-from sweeperd.store.errors import describe, is_refused
+from sweeperd.store.errors import describe, is_refused, is_unanswered
 from sweeperd.store.shard import Shard
 
 
 class ShardTrouble(Exception):
-    """A command failed on a shard. `problem` is one line that names the shard's address, without credentials."""
+    """
+    A command failed on a shard. `problem` is one line that names the shard's address, without credentials.
+    `unanswered`: Redis may have done what it was asked, but did not answer.
+    """
 
-    def __init__(self, shard: Shard, problem: str) -> None:
+    def __init__(self, shard: Shard, problem: str, *, unanswered: bool = False) -> None:
         super().__init__(problem if shard.name == DEFAULT_SHARD else f"shard {shard.name}: {problem}")
         self.shard = shard.name
         self.address = shard.address
         self.problem = problem
+        self.unanswered = unanswered
 
     def as_dict(self) -> dict[str, str]:
         """An item of the list `down` of the JSON documents."""
@@ -34,7 +38,8 @@ def working_on(shard: Shard) -> Iterator[None]:
     except RedisUnavailable as error:
         if is_refused(error.__cause__):
             raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
-        raise ShardTrouble(shard, f"redis is not available: {error}") from error
+        unanswered = is_unanswered(error.__cause__)
+        raise ShardTrouble(shard, f"redis is not available: {error}", unanswered=unanswered) from error
     except KindRefused as error:
         raise ShardTrouble(shard, f"{shard.address}: {error}") from error
     except redis.RedisError as error:  # a key of another type, say

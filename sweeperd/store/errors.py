@@ -50,6 +50,12 @@ def is_server_trouble(error: Any) -> bool:
     return isinstance(error, SERVER_TROUBLE) or _says(error, *_TROUBLE_CODES)
 
 
+def is_unanswered(error: Any) -> bool:
+    """Whether the connection broke, or Redis was silent for too long, after it may have got the command."""
+    connected = "connecting to" not in str(error)
+    return isinstance(error, redis.ConnectionError | redis.TimeoutError) and connected
+
+
 def is_demoted(error: Any) -> bool:
     """Whether the server was a primary and is now a replica."""
     return isinstance(error, exceptions.ReadOnlyError) or _says(error, "READONLY")

@@ -1,7 +1,8 @@
-"""A TCP proxy that misbehaves: it cuts connections, stalls, or lets bytes through in drips."""
+"""A TCP proxy that misbehaves: it cuts connections, stalls, lets bytes through in drips, or loses an answer."""
 
 import contextlib
 import enum
+import functools
 import random
 import socket
 import threading
@@ -26,6 +27,9 @@ class Proxy:
     def __init__(self, port: int, seed: int = 7) -> None:
         self.mode = Mode.PASS
         self.cuts = 0
+        #: The answer to the next request that holds these bytes is lost: the server has it done, and the client sees
+        #: its connection close.
+        self.loses: bytes | None = None
         #: New connections go to this port.
         self.target = port
         self._chance = random.Random(seed)
@@ -51,13 +55,20 @@ class Proxy:
                 server = socket.create_connection(("127.0.0.1", self.target))
             except OSError:
                 continue
+            lost = threading.Event()
             for source, sink in ((client, server), (server, client)):
-                threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+                forward = functools.partial(self._forward, asks=source is client)
+                threading.Thread(target=forward, args=(source, sink, lost), daemon=True).start()
 
-    def _forward(self, source: socket.socket, sink: socket.socket) -> None:
+    def _forward(self, source: socket.socket, sink: socket.socket, lost: threading.Event, *, asks: bool) -> None:
         left = self._chance.randint(50, 60_000)
         with contextlib.suppress(OSError):
             while not self._closing.is_set() and (data := source.recv(65536)):
+                if asks and self.loses is not None and self.loses in data:
+                    self.loses = None
+                    lost.set()
+                elif lost.is_set() and not asks:
+                    break
                 while self.mode is Mode.STALL and not self._closing.wait(0.01):
                     pass
                 if self.mode is Mode.DRIP:

@@ -5,7 +5,8 @@
 -- KEYS[2] -> sweeperd:action-counts  HASH    action -> times done; action:changed -> entries changed
 -- ARGV[1] -> how many entries to keep
 -- ARGV[2] -> who: user@host;  ARGV[3] -> the action;  ARGV[4] -> the target;  ARGV[5] -> the number of changed entries
--- ARGV[6] -> '', `begun` if the action begins now, or the id of its first record
+-- ARGV[6] -> the id of the action's first record, or ''
+-- ARGV[7] -> '1' if the action begins now, or if it is not known how much of it was done
 -- Returns the id of the entry. Its time comes from this server's clock.
 
 -- @include rights
@@ -16,7 +17,7 @@ local function added(field, count)
 end
 
 local changed = ARGV[3] .. ':changed'
-local begins, begun = ARGV[6] == 'begun', string.match(ARGV[6], '^%d+%-%d+$')
+local begun = ARGV[6] ~= '' and ARGV[6]
 local actions_text, changed_text = added(ARGV[3], begun and 0 or 1), added(changed, ARGV[5])
 local refused = no_right('XTRIM', KEYS[1]) or no_right('XADD', KEYS[1]) or no_right('HSET', KEYS[2])
 if refused then
@@ -24,7 +25,7 @@ if refused then
 end
 local removes = begun and not no_right('XDEL', KEYS[1])
 local entry = {'who', ARGV[2], 'action', ARGV[3], 'target', ARGV[4], 'count', ARGV[5]}
-if begins then
+if ARGV[7] == '1' then
   entry[#entry + 1], entry[#entry + 2] = 'begun', '1'
 end
 trial('XTRIM', KEYS[1]) -- for maxmemory: see rights.lua

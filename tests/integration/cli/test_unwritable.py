@@ -50,6 +50,14 @@ def test_what_was_done_is_recorded_nevertheless(server: Server, client: redis.Re
     assert [action.count for _, action in read_actions(shard)] == [2, 1]
 
 
+def test_no_letter_is_deleted_whose_copy_was_not_printed(server: Server, client: redis.Redis, shard: Shard) -> None:
+    give_up(shard, ["l1", "l2"])
+    code, told = run(server, "dead-letters drop --all --yes --json")
+    assert (code, "No space left" in told) == (1, True)
+    assert client.xlen("sweeperd:dead-letters") == 2
+    assert [(action.count, action.finished) for _, action in read_actions(shard)] == [(0, True)]
+
+
 def test_without_standard_streams_it_works(server: Server) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("status")]
     assert subprocess.run(closed, env=environment(server.url), timeout=60, check=False).returncode == 0

@@ -24,7 +24,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.outbox import Outbox, OutboxEntry, Subscription
 from sweeperd.progress import Progress
 from sweeperd.store import Shard
-from sweeperd.store.errors import describe
+from sweeperd.store.errors import describe, is_unanswered
 from sweeperd.store.lease import Lease
 from sweeperd.store.operations import Operation
 
@@ -144,6 +144,8 @@ class Lane:
     awaits_room: bool = False
     #: Why Redis last kept the lane from its work, and until when that counts (monotonic).
     _stalled: tuple[str, float] = "", -math.inf
+    #: The events of which Redis may have made dead letters without an answer.
+    _unanswered: set[bytes] = field(default_factory=set)
     _counts: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sender: "Sender | None" = None
@@ -311,8 +313,20 @@ class Lane:
             return Counter(self._counts)
 
     def give_up(self, entries: Sequence[OutboxEntry], reason: str, owner: bytes | None = None) -> Operation[None]:
-        """Replace pending events by dead letters now. `owner`: as in `Outbox.give_up`. Raises redis.RedisError."""
-        given_up = yield from self.outbox.give_up.part(self.group, entries, reason, self.endpoint, owner)
+        """
+        Replace pending events by dead letters now. `owner`: as in `Outbox.give_up`. Raises redis.RedisError. If Redis
+        may have done it without an answer, the next call for the same events counts those that are not pending any
+        more, unless another process has taken them over by then.
+        """
+        try:
+            done = yield from self.outbox.give_up.part(self.group, entries, reason, self.endpoint, owner)
+        except redis.RedisError as error:
+            if is_unanswered(error):
+                self._unanswered.update(entry.id for entry in entries)
+            raise
+        written = self._unanswered.union(entry.id for entry in done)
+        given_up = [entry for entry in entries if entry.id in written]
+        self._unanswered.difference_update(entry.id for entry in entries)
         if not given_up:
             return
         self.count("dead_lettered", len(given_up))

@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 import redis
+from pydantic import SecretStr
 
+from sweeperd.config import RedisSettings
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.lane import LOGGED, Lane
 from sweeperd.delivery.settler import Disposition, Settlement, Settler
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
+from sweeperd.store.scripts import Script
 from tests.support.builders import make_lane, room_for
 from tests.support.harness import eventually, waits
+from tests.support.proxy import Proxy
+from tests.support.servers import Server
 from tests.support.streams import entries
 
 KEY, GROUP = "sweeperd:events", "billing"
@@ -226,6 +231,26 @@ def test_many_events_that_are_given_up_together_share_a_line(
     told = [vars(record) for record in caplog.records if record.message.startswith("given up")]
     assert [each.get("events") for each in told] == ([None] * lines if events == lines else [events])
     assert told[0]["stream_id"] == gathering.taken[0].id.decode()
+
+
+def test_a_letter_whose_answer_was_lost_is_counted_and_logged(
+    server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.script_load(Script("delivery/dead_letter").source)
+    with Proxy(server.port) as proxy:
+        shard = Shard(RedisSettings(url=SecretStr(proxy.url)))
+        gathering = Gathering(shard, 3, together=3, timing=Timing(recovery_pause=0.02))
+        proxy.loses = Script("delivery/dead_letter").sha.encode()
+        gathering.add(gathering.taken, Disposition.DEAD_LETTER)
+        gathering.thread.start()
+        eventually(lambda: not len(gathering.in_flight))
+        gathering.end()
+        shard.close()
+    assert proxy.loses is None
+    assert client.xlen("sweeperd:dead-letters") == 3
+    assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 3
+    assert gathering.lane.counts()["dead_lettered"] == 3
+    assert len([record for record in caplog.records if record.message.startswith("given up")]) == 3
 
 
 def test_what_redis_refuses_within_a_script_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:

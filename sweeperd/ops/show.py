@@ -312,7 +312,7 @@ def _range(shard: Shard, key: bytes, first_ms: int, last: bytes = streams.LAST) 
 def _deliveries(settings: Settings, shard: Shard, entry: bytes, event: Fields) -> Iterator[EventDelivery]:
     letters = {
         decode(letter.get(b"endpoint", b"")): letter
-        for _, letter in _range(shard, shard.keys.dead_letters, streams.milliseconds(entry))
+        for _, letter in streams.read(shard, shard.keys.dead_letters, b"%d" % streams.milliseconds(entry))
         if letter.get(b"event") == entry
     }
     groups = {decode(key): info for key, info in streams.groups(shard.client, shard.keys.events).items()}

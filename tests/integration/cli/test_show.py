@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import EndpointSettings
+from sweeperd.config import EndpointSettings, Settings
+from sweeperd.ops import show
 from sweeperd.outbox import Filters, Outbox
 from sweeperd.outbox.replays import replay_group
 from sweeperd.store import Keys, Shard
@@ -248,6 +249,21 @@ def test_a_dead_letter_whose_count_is_none(sweeperd: Sweeperd, client: redis.Red
     client.hset("reservation:res_r1", mapping={"state": "EXPIRED", "expired_at": now})
     append(client, "sweeperd:dead-letters", {"event": event, "endpoint": "bad", "attempts": "9" * 5000})
     assert deliveries(sweeperd("show", "r1", "--json"))["bad"]["hand_overs"] == 0
+
+
+def test_a_dead_letter_is_found_among_all_that_are_newer_than_the_event(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the event would pass for an acknowledged one."""
+    monkeypatch.setattr(show, "SEARCH", 2)
+    event = append(client, "sweeperd:events", {"id": "r1", "expired_at": server_time(client)})
+    client.xgroup_create("sweeperd:events", "billing", "$")
+    for number in range(5):
+        append(client, "sweeperd:dead-letters", {"event": f"1-{number}", "endpoint": "billing"})
+    append(client, "sweeperd:dead-letters", {"event": event, "endpoint": "billing"})
+    events: Any = client.xrange("sweeperd:events")
+    (delivery,) = show.read_event(Settings(), shard, events[0]).deliveries
+    assert (delivery.endpoint, delivery.fate) == ("billing", show.Fate.DEAD_LETTER)
 
 
 @pytest.mark.parametrize("expired_at", ["", "soon", "-1", "9" * 400, "9" * 16, "٣"])

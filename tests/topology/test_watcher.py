@@ -85,6 +85,7 @@ def test_a_demoted_primary_that_keeps_its_connections_is_watched_no_longer(
         expire(before, "slow")  # while it is in hand, each heartbeat is a write
         arrives(receiver, "slow")
         eventually(lambda: before.wait(1, 1000) == 1)
+        eventually(lambda: "cmdstat_xread" in before.info("commandstats"))  # so it is watched
         after.replicaof("NO", "ONE")
         before.replicaof("127.0.0.1", "1")
         eventually(lambda: "delivery waits for redis" in caplog.messages)

@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from typing import Any
 
 import pytest
 import redis
@@ -218,8 +219,10 @@ def test_a_rate_is_right_during_a_drain_and_after_it(shard: Shard, client: redis
 def test_each_kind_has_its_own_rate(shard: Shard, client: redis.Redis) -> None:
     now = server_time(client)
     for number in range(90):
-        kind = {"kind": "seat-hold"} if number % 3 else {}
-        client.xadd("sweeperd:events", {"id": str(number)} | kind | {"tenant": "acme"}, id=f"{now - 30_000 + number}-0")
+        fields: dict[Any, Any] = {"id": str(number), "kind": "seat-hold", "tenant": "acme"}
+        if number % 3 == 0:
+            del fields["kind"]
+        client.xadd("sweeperd:events", fields, id=f"{now - 30_000 + number}-0")
     found = read_rates(shard, ["reservations", "seat-hold", "idle"])
     assert found == {"reservations": Rate(0.5, 60.0), "seat-hold": Rate(1.0, 60.0), "idle": Rate(0.0, 60.0)}
 

@@ -10,6 +10,7 @@ from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.moment import Moment, moment
 from sweeperd.cli.options import Exit, Options, all_option, fail, limit_option
 from sweeperd.cli.output import Cell, Output
+from sweeperd.cli.replay import check_note
 from sweeperd.cli.shards import Run, endpoint_of, on_shards, warn
 from sweeperd.cli.status import given_up, state, waiting
 from sweeperd.ops import endpoints
@@ -195,6 +196,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         at_ms = before(now)
         if at_ms > now:
             fail(f"--before is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
+        check_note(shard, name)
         if ReplayStore(shard).read(name) is not None:
             hint = f"cancel it first with `sweeperd replay --endpoint {name} --cancel`"
             fail(f"shard {shard.name}: a replay to {name} is running; {hint}", Exit.FAILED)

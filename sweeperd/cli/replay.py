@@ -103,8 +103,8 @@ def command(
     The daemons that deliver do the work, and the command waits for them. If you interrupt the command, the replay
     continues, and the command says how to wait for it again. Each endpoint has one replay at a time.
 
-    Exit code 1 if another command cancels the replay meanwhile; 3 if it was interrupted, or if all events were sent and
-    some wait for their next attempt or became dead letters.
+    Exit code 1 if another command cancels the replay meanwhile, or if its note in Redis is lost; 3 if it was
+    interrupted, or if all events were sent and some wait for their next attempt or became dead letters.
     """
     if cancel == (since is not None):
         raise click.UsageError("give either --since or --cancel")
@@ -123,7 +123,8 @@ def command(
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     letters = sum(each.dead_letters for each in replays)
     if not ended:
-        again = next(described(each.note) for each in replays if each.running and not each.progress.ended)
+        going = (each for each in replays if each.running and not each.progress.ended and not each.progress.lost)
+        again = described(next(going).note)
         how = f"`sweeperd replay --endpoint {name} {again}` waits for it again"
         fail(
             printable(f"the replay to {name} continues without this command; {how}, --cancel cancels it"),
@@ -151,6 +152,7 @@ def _prepare(
         fail("--since must be before --until", Exit.USAGE)
     if span.until_ms > now:
         fail(f"--until is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
+    check_note(shard, endpoint.name)
     note = ReplayStore(shard).read(endpoint.name)
     if note is not None:
         same_span = (note.since_ms, note.tenant, note.event_type) == (span.since_ms, tenant, event_type)
@@ -163,6 +165,13 @@ def _prepare(
     if gap := replay.filter_gap(shard, endpoint):
         warn(f"{shard.name}: {gap}")
     return _Replay(shard, replay.count_events(shard, endpoint, span), running=False)
+
+
+def check_note(shard: Shard, name: str) -> None:
+    """Exit if there is a note of a replay to this endpoint that cannot be read."""
+    if ReplayStore(shard).is_unreadable(name):
+        hint = f"`sweeperd replay --endpoint {name} --cancel` removes it"
+        fail(f"shard {shard.name}: the note of a replay to {name} cannot be read; {hint}", Exit.FAILED)
 
 
 def _other(shard: Shard, note: ReplayNote) -> str:
@@ -219,9 +228,16 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> bool:
             for each in running:
                 with change.catching(each.shard):
                     each.progress = ReplayStore(each.shard).progress(each.note)
-                    if number % OBSTACLE_POLLS == 0 and not each.progress.ended:
+                    if each.progress.lost:
+                        why = f"the note of the replay to {name} was removed or damaged before the end"
+                        change.fail(f"shard {each.shard.name}: {why}: how many events were sent is unknown")
+                    elif number % OBSTACLE_POLLS == 0 and not each.progress.ended:
                         _look_for_obstacle(each)
-            running = [each for each in running if not each.progress.ended and not change.is_down(each.shard)]
+            running = [
+                each
+                for each in running
+                if not each.progress.ended and not each.progress.lost and not change.is_down(each.shard)
+            ]
             polls = polls + 1 if all(each.progress.only_waits for each in running) else 0
             bar.update(total - sum(each.progress.left for each in running) - bar.pos)
             if not running or polls >= WAITING_POLLS:
@@ -266,16 +282,28 @@ def _target(note: ReplayNote) -> str:
 
 
 def _cancel(change: Change, name: str) -> list[_Replay]:
-    def find(shard: Shard) -> _Replay | None:
+    """Cancel the replay on each shard, and remove its note if it cannot be read. Returns those that could be read."""
+
+    def find(shard: Shard) -> tuple[_Replay | None, bool]:
         note = ReplayStore(shard).read(name)
-        return None if note is None else _Replay(shard, note, running=True)
+        running = None if note is None else _Replay(shard, note, running=True)
+        return running, note is None and ReplayStore(shard).is_unreadable(name)
 
-    def question(found: Sequence[_Replay | None]) -> str:
-        if not any(found):
+    def question(found: Sequence[tuple[_Replay | None, bool]]) -> str:
+        there = any(each or unreadable for each, unreadable in found)
+        if not there:
             change.output.say(f"no replay to {name} is running{change.among_those_up}")
-        return f"Cancel the replay to {name}?" if any(found) else ""
+        return f"Cancel the replay to {name}?" if there else ""
 
-    def cancel(shard: Shard, each: _Replay | None) -> Iterator[Changed]:
+    def cancel(shard: Shard, found: tuple[_Replay | None, bool]) -> Iterator[Changed]:
+        each, unreadable = found
+        if unreadable and replay.cancel_unreadable(shard, name):
+            yield name, 1
+            change.output.say(f"removed the note of the replay to {name} on {shard.name}, which could not be read")
+        elif unreadable:
+            change.fail(
+                f"shard {shard.name}: events of the replay to {name} are still in flight; try again in a minute"
+            )
         if each is None:
             return
         left = ReplayStore(shard).progress(each.note).left
@@ -283,9 +311,12 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
             yield _target(each.note), max(1, left)
             change.output.say(f"cancelled the replay to {name} on {shard.name}; about {left} events were not sent")
 
-    def target(each: _Replay | None) -> str:
-        return "" if each is None else _target(each.note)
+    def target(found: tuple[_Replay | None, bool]) -> str:
+        each, unreadable = found
+        if each is None:
+            return name if unreadable else ""
+        return _target(each.note)
 
     # Recorded first, for the commands that wait for its end.
     found = change.carry_out(Action.CANCEL_REPLAY, find, question, cancel, target, irreversible=True)
-    return list(filter(None, found))
+    return [each for each, _ in found if each is not None]

@@ -140,11 +140,13 @@ class ReplayProgress:
     left: int = 0
     #: How many events wait for a retry.
     waiting: int = 0
+    #: Whether the note was lost before the end: no process sends the events that are left.
+    lost: bool = False
 
     @property
     def only_waits(self) -> bool:
         """Whether every event that is left waits for a retry."""
-        return not self.ended and self.left == self.waiting
+        return not self.ended and not self.lost and self.left == self.waiting
 
 
 class ReplayCount:
@@ -217,8 +219,17 @@ class ReplayStore:
         self._cancel = Script("delivery/cancel_replay")
 
     def read(self, endpoint: str) -> ReplayNote | None:
-        found = self._client.hget(self._keys[1].decode(), replay_group(endpoint))
-        return ReplayNote.parse(found) if isinstance(found, bytes) else None
+        """The note of the replay; None if there is none, or if it is unreadable."""
+        found = self._text(endpoint)
+        return None if found is None else ReplayNote.parse(found)
+
+    def is_unreadable(self, endpoint: str) -> bool:
+        """Whether there is a note that cannot be read."""
+        found = self._text(endpoint)
+        return found is not None and ReplayNote.parse(found) is None
+
+    def _text(self, endpoint: str) -> bytes | None:
+        return cast(bytes | None, self._client.hget(self._keys[1].decode(), replay_group(endpoint)))
 
     def all(self) -> dict[str, ReplayNote]:
         """All replays by endpoint. An unreadable note is skipped, and logged once a minute."""
@@ -227,13 +238,23 @@ class ReplayStore:
         unread = sorted(decode(group) for group, note in found.items() if note is None)
         if unread and self._log_due():
             log_fields = {"shard": self._shard.name, "key": decode(self._keys[1]), "fields": unread}
-            log.warning("the note of a replay cannot be read; remove the field to replay anew", extra=log_fields)
+            told = "the note of a replay cannot be read; `sweeperd replay --cancel` removes it"
+            log.warning(told, extra=log_fields)
         return {note.endpoint: note for note in found.values() if note is not None}
 
     def begin(self, note: ReplayNote) -> str:
         """Begin a replay, even at maxmemory. Returns `begun`, `running` (another is), `gone` (the first event is)."""
         args = [note.group, str(note.start), note.first, note.model_dump_json()]
         return cast(bytes, self._begin.run(self._client, Call(self._keys, args))).decode()
+
+    def remove_unreadable(self, endpoint: str) -> bool:
+        """Remove a note that cannot be read, and the replay's group. False if there is no such note."""
+        if not self.is_unreadable(endpoint):
+            return False
+        # While the note exists, no other replay can begin.
+        if replay_group(endpoint).encode() in self.groups():
+            self._client.xgroup_destroy(self._keys[0], replay_group(endpoint))
+        return bool(self._client.hdel(self._keys[1].decode(), replay_group(endpoint)))
 
     def end(self, note: ReplayNote, *, by_force: bool = False) -> bool:
         """Remove group and note. False if the replay has ended already, or has events left and not `by_force`."""
@@ -265,7 +286,13 @@ class ReplayStore:
     def progress(self, note: ReplayNote, groups: Mapping[bytes, Any] | None = None) -> ReplayProgress:
         """How far the replay is; all events are left if its group was lost. `groups`: those of the stream."""
         position, found = self.position(note, groups), self.read(note.endpoint)
-        if found is None or found.made_at != note.made_at:
+        lost = found is None
+        if lost:
+            # Note and group are removed together at the end. Read again, because another replay may have begun.
+            position, found = self.position(note), self.read(note.endpoint)
+            if position is None:
+                return ReplayProgress()
+        if found is not None and (lost or found.made_at != note.made_at):
             return ReplayProgress()
         if position is None:
             return ReplayProgress(False, note.events)
@@ -278,7 +305,7 @@ class ReplayStore:
             raise
         waiting = sum(row["pending"] for row in summary["consumers"] if is_waiting(row["name"]))
         left = min(note.events, untaken + summary["pending"])  # `untaken` is an estimate
-        return ReplayProgress(False, left, waiting)
+        return ReplayProgress() if lost and not left else ReplayProgress(False, left, waiting, lost)
 
 
 def count_events(shard: Shard, endpoint: EndpointSettings, span: ReplaySpan) -> ReplayNote:
@@ -318,18 +345,32 @@ def cancel(shard: Shard, note: ReplayNote) -> bool:
     return True
 
 
+def cancel_unreadable(shard: Shard, endpoint: str) -> bool:
+    """
+    End a replay whose note cannot be read: no process begins to send its events. False if a living process still has
+    events of it in hand. Raises redis.RedisError.
+    """
+    if _in_hand(Outbox(shard, "operator"), replay_group(endpoint)):
+        return False
+    ReplayStore(shard).remove_unreadable(endpoint)
+    return True
+
+
 def end_cancelled(store: ReplayStore, outbox: Outbox, note: ReplayNote) -> bool:
     """End a cancelled replay unless a living process has events of it in hand. Returns whether it ended."""
-    try:
-        in_hand = outbox.in_hand(note.group)
-    except redis.ResponseError as error:
-        if not is_missing_group(error):
-            raise
-        in_hand = False
-    if in_hand:
+    if _in_hand(outbox, note.group):
         return False
     store.end(note, by_force=True)
     return True
+
+
+def _in_hand(outbox: Outbox, group: str) -> bool:
+    try:
+        return outbox.in_hand(group)
+    except redis.ResponseError as error:
+        if not is_missing_group(error):
+            raise
+        return False
 
 
 def obstacle(shard: Shard, endpoint: str) -> str:

@@ -203,6 +203,55 @@ def test_another_command_cancels_it_meanwhile(
     assert (waiting.returncode, json.loads(output)["cancelled"]) == (0, False)
 
 
+@pytest.mark.parametrize("note", [None, "garbage"])
+def test_of_one_whose_note_is_lost_no_delivery_is_claimed(
+    server: Server, client: redis.Redis, now: int, note: str | None
+) -> None:
+    with waiting_command(server, client) as waiting:
+        if note is None:
+            client.hdel("sweeperd:groups", replay_group("billing"))
+        else:
+            client.hset("sweeperd:groups", replay_group("billing"), note)
+        output, errors = waiting.communicate(timeout=30)
+    (told,) = json.loads(output)["replays"]
+    assert (waiting.returncode, told["ended"], told["left"]) == (1, False, 5)
+    assert ("the note of the replay to billing" in errors, "unknown" in errors) == (True, True)
+
+
+def test_one_whose_note_is_lost_after_its_last_event_has_ended(server: Server, client: redis.Redis, now: int) -> None:
+    with waiting_command(server, client) as waiting:
+        client.xreadgroup(replay_group("billing"), "dead", {EVENTS: ">"})
+        client.xack(EVENTS, replay_group("billing"), *[f"{now - HOUR}-{number}" for number in range(1, 6)])
+        client.hdel("sweeperd:groups", replay_group("billing"))
+        output = waiting.communicate(timeout=30)[0]
+    (told,) = json.loads(output)["replays"]
+    assert (waiting.returncode, told["ended"], told["left"]) == (0, True, 0)
+
+
+def test_a_note_that_cannot_be_read_is_told_and_cancelled(invoke: Run, client: redis.Redis, now: int) -> None:
+    start(invoke, "--detach", "--yes")
+    client.hset("sweeperd:groups", replay_group("billing"), "garbage")
+    client.xreadgroup(replay_group("billing"), "us", {EVENTS: ">"}, count=1)
+    drop = ["endpoints", "drop", "billing", "--before", "1ms", "--yes"]
+    for refused in (start(invoke, "--yes"), invoke(*drop, endpoints=BILLING)):
+        assert (refused.exit_code, refused.stdout) == (1, "")
+        assert "cannot be read; `sweeperd replay --endpoint billing --cancel`" in refused.stderr
+    cancel = ["replay", "--endpoint", "billing", "--cancel", "--yes"]
+    in_flight = invoke(*cancel, endpoints=BILLING)
+    assert (in_flight.exit_code, "in flight" in in_flight.stderr) == (1, True)
+    assert client.hget("sweeperd:groups", replay_group("billing")) == b"garbage"
+    client.xclaim(EVENTS, replay_group("billing"), "us", 0, [f"{now - HOUR}-1"], idle=HOUR)
+    cancelled = invoke(*cancel, endpoints=BILLING)
+    assert (cancelled.exit_code, "which could not be read" in cancelled.stdout) == (0, True), cancelled.output
+    assert not client.exists("sweeperd:groups")
+    assert client.xinfo_groups(EVENTS) == []
+    assert actions(invoke)[0] == ("cancel-replay", "billing", 1)
+    assert start(invoke, "--detach", "--yes").exit_code == 0
+    client.delete(EVENTS)
+    client.hset("sweeperd:groups", replay_group("billing"), "garbage")
+    assert invoke(*cancel, endpoints=BILLING).exit_code == 0, "without a group"
+
+
 def test_what_keeps_it_from_going_on_is_told_and_an_interrupted_wait_is_not_its_end(
     server: Server, shard: Shard, client: redis.Redis, now: int
 ) -> None:

@@ -468,7 +468,7 @@ def test_maintenance(shard: Shard, client: redis.Redis) -> None:
 def test_the_note_of_a_replay_that_cannot_be_read_stops_nothing(
     client: redis.Redis, deliver: Deliver, caplog: pytest.LogCaptureFixture, note: bytes
 ) -> None:
-    told = "the note of a replay cannot be read; remove the field to replay anew"
+    told = "the note of a replay cannot be read; `sweeperd replay --cancel` removes it"
     whole = b'{"endpoint":"hook","since_ms":0,"until_ms":9,"first":"1-1","last":"2-1","events":1,"marks":[],%b}'
     client.hset("sweeperd:groups", "_replay.hook", whole % note if b":" in note else note)
     with Receiver() as receiver, deliver(receiver.url) as delivery:

@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.context import DEFAULT_TIMING
 from sweeperd.outbox import PAGE, PARKED, Outbox
-from sweeperd.outbox.replays import ReplayNote, ReplayStore, end_cancelled, replay_group
+from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplayStore, end_cancelled, replay_group
 from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS
 from tests.support.fixtures import full
@@ -193,3 +193,34 @@ def test_a_cancelled_one_whose_group_is_gone_ends(store: ReplayStore, shard: Sha
     client.xgroup_destroy(EVENTS, GROUP)
     assert end_cancelled(store, Outbox(shard, "us"), meant)
     assert not client.exists(GROUPS)
+
+
+def test_a_note_that_can_be_read_is_not_removed_as_unreadable(store: ReplayStore, client: redis.Redis) -> None:
+    meant = note(add(client))
+    store.begin(meant)
+    assert not store.remove_unreadable("hook")
+    assert store.read("hook") == meant
+    assert group(client) is not None
+
+
+def test_one_whose_note_is_lost_has_not_ended_unless_another_has_begun(
+    store: ReplayStore, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = add(client)
+    meant, later = note(ids), note(ids, made_at=6)
+    store.begin(meant)
+    client.hdel(GROUPS, GROUP)
+    assert store.progress(meant) == ReplayProgress(False, 3, 0, lost=True)
+    assert not store.progress(meant).only_waits
+    position = ReplayStore.position
+
+    def begun_meanwhile(store: ReplayStore, *arguments: Any) -> Any:
+        found = position(store, *arguments)
+        if len(seen) == 1:
+            assert store.begin(later) == "begun"
+        seen.append(found)
+        return found
+
+    seen: list[Any] = []
+    monkeypatch.setattr(ReplayStore, "position", begun_meanwhile)
+    assert store.progress(meant) == ReplayProgress()

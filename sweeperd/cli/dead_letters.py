@@ -268,7 +268,7 @@ class _Results:
         elif self._verbose:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
-            reservation = shortened(body.get("data", {}).get("reservation_id", "unknown"))
+            reservation = shortened(str(body.get("data", {}).get("reservation_id", "unknown")))
             text = f"{what}, reservation {reservation} of {shortened(decode(letter.tenant))}"
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[problem] += 1

@@ -12,7 +12,7 @@ from sweeperd.outbox.event import ONLY_FOR
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import HOSTILE, Run, give_up
 from tests.support.servers import Server
-from tests.support.streams import entries
+from tests.support.streams import append, entries
 
 EVENTS, DEAD = "sweeperd:events", "sweeperd:dead-letters"
 ENDPOINTS = [{"name": "billing", "url": "http://127.0.0.1:1/"}, {"name": "audit", "url": "http://127.0.0.1:1/"}]
@@ -72,6 +72,13 @@ def test_replay(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     assert last == "2 replayed"
     assert [fields[b"id"] for _, fields in entries(client, EVENTS) if ONLY_FOR in fields] == [b"one", b"three"]
     assert reservations(listed(invoke)) == ["two"]
+
+
+def test_a_letter_whose_id_is_a_number_is_named(invoke: Run, client: redis.Redis) -> None:
+    letter = {"endpoint": "billing", "event": "1-1", "id": "one", "type": "other", "data": '{"reservation_id": 7}'}
+    append(client, DEAD, letter)
+    result = invoke("dead-letters", "replay", "--all", "--verbose", "--yes", endpoints=ENDPOINTS)
+    assert (result.exit_code, "reservation 7 of" in result.stdout) == (1, True), result.output
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])

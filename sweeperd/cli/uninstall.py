@@ -17,6 +17,8 @@ from sweeperd.text import decode, glob
 
 #: Keys that one SCAN visits, and that one UNLINK removes.
 PAGE = 500
+#: Why a key stays after an error.
+FAILED = "UNLINK failed"
 
 
 class OwnKey(Document):
@@ -46,18 +48,22 @@ def command(change: Change) -> None:
     """
     found = change.each(lambda shard: list(_own_keys(shard)))
     listed = [(shard.name, decode(key), why) for shard, keys in found for key, why in keys]
-    rows = [OwnKey(shard=name, key=key, removed=not why, why=why) for name, key, why in listed]
     if not change.output.as_json:
         change.output.table(["shard", "key", "why it stays"], listed)
-    stay = sum(not row.removed for row in rows)
-    if going := len(rows) - stay:
+    if going := sum(not why for *_, why in listed):
         change.output.confirm(f"Remove {going} key{'' if going == 1 else 's'}? This cannot be undone.", yes=change.yes)
+    rows = list[OwnKey]()
     for shard, keys in found:
+        removed = set[bytes]()
         with change.catching(shard):
             for page in batches([key for key, why in keys if not why], PAGE):
                 shard.client.unlink(*page)
+                removed.update(page)
+        for key, why in keys:
+            stays = why or ("" if key in removed else FAILED)
+            rows.append(OwnKey(shard=shard.name, key=decode(key), removed=not stays, why=stays))
     change.report(UninstallDocument(keys=rows))
-    if stay:
+    if stay := sum(not row.removed for row in rows):
         change.fail("1 key stays" if stay == 1 else f"{stay} keys stay")
 
 

@@ -1,5 +1,7 @@
 """`sweeperd uninstall`: what it removes, and what stays."""
 
+import json
+
 import redis
 
 from sweeperd.ops.processes import ProcessAnnouncer
@@ -7,6 +9,7 @@ from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run, expire
 from tests.support.harness import reserve
+from tests.support.servers import Server
 
 
 def names(client: redis.Redis) -> set[str]:
@@ -74,6 +77,21 @@ def test_nothing_goes_while_a_daemon_runs(invoke: Run, shard: Shard, client: red
     assert client.exists("sweeperd:ticks")
     client.delete("sweeperd:ticks")
     assert "1 key stays" in invoke("uninstall", "--yes").stderr
+
+
+def test_what_may_not_be_removed_stays(own_shard: Shard, own_server: Server, invoke: Run) -> None:
+    client = own_shard.client
+    client.hset("sweeperd:ticks", "at", 1)
+    client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", "on", ">only-for-tests", "~*", "+@all", "-unlink")
+    url = own_server.url.replace("redis://", "redis://sweeperd:only-for-tests@")
+    refused = invoke("uninstall", "--yes", "--json", url=url)
+    document = json.loads(refused.stdout)
+    assert {row["key"]: (row["removed"], bool(row["why"])) for row in document["keys"]} == {
+        "sweeperd:dead-letters": (False, True),
+        "sweeperd:ticks": (False, True),
+    }
+    assert (refused.exit_code, "2 keys stay" in refused.stderr, len(document["down"])) == (1, True, 1)
 
 
 def test_a_prefix_is_no_pattern(shard: Shard, client: redis.Redis, invoke: Run) -> None:

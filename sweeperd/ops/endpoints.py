@@ -111,7 +111,7 @@ def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> i
     info = streams.groups(shard.client, shard.keys.events).get(endpoint.name.encode())
     if info is None:
         return 0
-    first, last = streams.after(info["last-delivered-id"]), str(before_ms - 1).encode()
+    first, last = streams.after(info["last-delivered-id"]), bytes(streams.StreamId.at(before_ms).before)
     untaken = (OutboxEntry.of(entry, 0, found) for entry, found in streams.read(shard, shard.keys.events, first, last))
     outbox, subscription = Outbox(shard, "operator"), Subscription(endpoint)
     outbox.filters.refresh()
@@ -132,7 +132,8 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
     outbox.filters.refresh()
     while count := outbox.groups.untaken(name, before_ms, PAGE):
         entries = outbox.read(name, count)
-        # If a process has taken some of the counted events, the read went beyond `before_ms`.
+        # If a process has taken some of the counted events, the read went beyond `before_ms`. That process may send
+        # later events of a key before these.
         outbox.release(name, [entry for entry in entries if entry.added_ms >= before_ms])
         old = [entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms]
         yield _drop(outbox, subscription, old, letters=letters)

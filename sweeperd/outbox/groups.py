@@ -146,7 +146,7 @@ class ConsumerGroups:
         info = streams.groups(self._client, self._key).get(group.encode())
         if info is None:
             return 0
-        last = str(before_ms - 1).encode()
+        last = bytes(StreamId.at(before_ms).before)
         rows = self._client.xrange(self._key, after(info["last-delivered-id"]), last, count=count)
         return len(cast(list[StreamRow], rows))
 

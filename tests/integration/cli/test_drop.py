@@ -158,6 +158,14 @@ def test_a_moment_to_come_and_a_replay_are_refused(invoke: Run, shard: Shard, cl
     assert (unused.exit_code, "0 events of billing" in unused.stdout) == (0, True), unused.output
 
 
+@pytest.mark.parametrize("before", ["0001-01-01", "1970-01-01", "999999999d"])
+def test_before_all_events_nothing_is_dropped(invoke: Run, shard: Shard, before: str) -> None:
+    outbox = backlog(shard)
+    dropped = invoke("endpoints", "drop", "audit", "--before", before, "--yes", endpoints=ENDPOINTS)
+    assert (dropped.exit_code, "0 events of audit" in dropped.stdout) == (0, True), dropped.output
+    assert outbox.groups.untaken("audit", 0, 10) == 0
+
+
 @pytest.mark.every_redis
 def test_a_full_redis_takes_a_drop(invoke: Run, own_shard: Shard, own_server: Server) -> None:
     for letters in ([], ["--dead-letters"]):

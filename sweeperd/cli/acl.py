@@ -9,8 +9,8 @@ from sweeperd.ops.acl import AclDocument, AclUserDocument, Role, acl_users
 
 
 def _user_name(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not re.fullmatch(r"[!-~]+", value):
-        raise click.BadParameter("a user name must be printable ASCII without spaces")
+    if value is not None and not re.fullmatch(r"[!#-&(-~]+", value):  # redis-cli would take quotes away
+        raise click.BadParameter("a user name must be printable ASCII without spaces and quotes")
     return value
 
 

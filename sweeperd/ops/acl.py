@@ -28,8 +28,9 @@ _COPIES = "TYPE HLEN HGETALL HMGET STRLEN GET SRANDMEMBER SISMEMBER ZRANGE ZSCOR
 _PLANNED = "TYPE EXISTS HMGET GET"
 #: The commands of a lease.
 _LEASE = "SET GET PEXPIRE PTTL DEL"
-#: Glob characters; and the characters that no rule can hold, because Redis splits an ACL file at spaces.
-_SPECIAL, _UNWRITABLE = re.compile(r"[*?\[\]\\]"), re.compile(r"[\x00-\x20\x7f]")
+#: Glob characters; and the characters that no rule can hold: Redis splits an ACL file at spaces, and redis-cli takes
+#: quotes away.
+_SPECIAL, _UNWRITABLE = re.compile(r"[*?\[\]\\]"), re.compile(r"[\x00-\x20\"'\x7f]")
 Role = Literal["all", "sweep", "deliver"]
 
 

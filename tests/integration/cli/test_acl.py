@@ -337,7 +337,7 @@ def test_the_ledger_has_its_own_user(cli: Cli) -> None:
 def test_shards_on_one_redis_share_a_user(cli: Cli) -> None:
     env = environment(
         shards=[
-            {"name": "a", "url": "redis://one:1/0", "prefix": "a [x]:"},
+            {"name": "a", "url": "redis://one:1/0", "prefix": "a [x]'\":"},
             {"name": "b", "url": "redis://one:1/1", "prefix": "b:"},
             {"name": "c", "url": "redis+cluster://two:1,three:1", "prefix": "{c}:"},
         ]
@@ -348,8 +348,8 @@ def test_shards_on_one_redis_share_a_user(cli: Cli) -> None:
         ("redis+cluster://two:1,three:1", ["c"]),
     ]
     first, second = (user["rules"] for user in users)
-    # A rule can hold no space, and brackets are special in a pattern.
-    assert {r"~a?\[x\]:reservation:ttl", "~b:reservation:ttl", "+select"} <= set(first)
+    # A rule can hold no space and no quote, and brackets are special in a pattern.
+    assert {r"~a?\[x\]??:reservation:ttl", "~b:reservation:ttl", "+select"} <= set(first)
     assert {"~{c}:budget:*", "+asking", "+cluster|slots"} <= set(second)
     assert users[0]["line"].startswith("ACL SETUSER ops on resetkeys resetchannels -@all ~")
     only = cli("acl", env, "--shard", "c").stdout

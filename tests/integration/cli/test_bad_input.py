@@ -18,6 +18,8 @@ CASES = {
     "acl --ledger --role sweep": "--ledger",
     "acl --cycles": "--cycles",
     "acl --user {hostile}": "--user",
+    'acl --user "q"': "--user",
+    "acl --user o'brien": "--user",
     "--dry-run": "--once",
     "--dry-run status": "--once",
     "--once --dry-run --delivery-limit 5s": "--dry-run",

@@ -30,6 +30,15 @@ def decode(value: bytes) -> str:
     return value.decode("utf-8", "backslashreplace")
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text of the command line or the environment is UTF-8. Invalid bytes are lone surrogates in Python."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def whole(value: bytes) -> int | None:
     """Parse an unsigned number of up to 19 digits, as many as int64 has; None if malformed."""
     return int(value) if value.isdigit() and len(value) <= 19 else None

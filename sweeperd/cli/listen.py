@@ -104,8 +104,9 @@ def command(
 
         try:
             receiver = Receiver((host, port), take)
-        except OSError as error:
-            fail(f"{host}:{port} cannot be used: {error.strerror}", Exit.FAILED)
+        except (OSError, UnicodeError, TypeError) as error:  # the latter two for what cannot be a host name
+            why = error.strerror if isinstance(error, OSError) else error
+            fail(f"{host}:{port} cannot be used: {why}", Exit.FAILED)
         with receiver:
             number = "1 key" if len(verifiers) == 1 else f"{len(verifiers)} keys"
             checks = f"verifying with {number}" if verifiers else "not verifying: no --secret, no --key"

@@ -21,9 +21,12 @@ from sweeperd.document import ShardsDocument
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
-from sweeperd.text import did_you_mean
+from sweeperd.text import did_you_mean, is_utf8
 
 T = TypeVar("T")
+
+#: The arguments that name what other services store in Redis, so they may be any bytes.
+_BYTES = {"budget", "entry", "event", "ids", "match", "tenant"}
 
 
 class Run:
@@ -128,6 +131,7 @@ def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
         @click.pass_obj
         @functools.wraps(command)
         def opened(options: Options, /, *, as_json: bool, shard: str | None, yes: bool = False, **rest: Any) -> None:
+            _check_texts(rest)
             with options.shards(shard, secrets=secrets) as (settings, shards):
                 run = kind(settings, shards, Output(as_json=as_json), yes=yes)
                 command(run, **rest)
@@ -136,6 +140,14 @@ def on_shards(kind: type[Run] = Run, *, secrets: bool = False) -> Decorator:
         return opened
 
     return decorated
+
+
+def _check_texts(arguments: dict[str, Any]) -> None:
+    """Raises click.BadParameter for an argument that is not UTF-8, unless it may be any bytes."""
+    for parameter in click.get_current_context().command.params:
+        value = arguments.get(parameter.name or "")
+        if isinstance(value, str) and parameter.name not in _BYTES and not is_utf8(value):
+            raise click.BadParameter(f"{value[:60]!r} is not UTF-8", param=parameter)
 
 
 def warn(text: str) -> None:

@@ -78,8 +78,9 @@ def record(
     Records an action; `begun` names the record of its beginning, which this one replaces. Not `finished`: it begins
     now, or an answer was lost, so that it may have changed more than `count` entries.
     """
+    who, what = (decode(text.encode("utf-8", "surrogateescape")) for text in (_who(), target[:TARGET]))
     keys = [shard.keys.actions, shard.keys.action_counts]
-    call = Call(keys, [KEPT, _who(), action, target[:TARGET], count, begun, "" if finished else 1])
+    call = Call(keys, [KEPT, who, action, what, count, begun, "" if finished else 1])
     return cast(bytes, Script("ops/record_action").run(shard.client, call))
 
 

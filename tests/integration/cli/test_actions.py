@@ -66,6 +66,21 @@ def test_each_action_leaves_a_record(sweeperd: Sweeperd, shard: Shard, client: r
     assert len(sweeperd("actions", "--limit", "2", "--json").document["actions"]) == 2
 
 
+def test_neither_user_nor_target_has_to_be_utf_8(
+    sweeperd: Sweeperd, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOGNAME", "USER"):
+        monkeypatch.setenv(name, "\udcff")
+    reserve(client, ["a"], scopes=[SCOPES[0]])
+    budget = SCOPES[0].encode() + b"\xff:TOKENS"
+    client.rename(f"budget:{SCOPES[0]}:TOKENS", b"budget:" + budget)
+    client.hincrby(b"budget:" + budget, "reserved", 7)
+    ran = sweeperd("reconcile", "--repair-budget", budget.decode("utf-8", "surrogateescape"), "--yes")
+    (row,) = sweeperd("actions", "--json").document["actions"]
+    assert row["who"] == f"\\xff@{socket.gethostname()}", ran.err
+    assert row["target"].startswith(f"{SCOPES[0]}\\xff:TOKENS")
+
+
 def test_a_daemon_exports_the_counts_and_logs_new_actions(
     shard: Shard, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,9 @@ from tests.support.kind_settings import SEAT_HOLD
 ENDPOINTS = [{"name": "billing", "url": "http://127.0.0.1:1/"}, {"name": "audit", "url": "http://127.0.0.1:1/"}]
 NOON, LATER = "2026-11-21T12:00:00Z", "2026-11-21T12:00:05Z"
 LONG, HOSTILE = "x" * 10_000, "a\x1b[2J"
-#: Command line -> the text in the error; {long} and {hostile} are names.
+#: Bytes that are not UTF-8, as Python gets them from the command line.
+BYTES = "\udcff\udcfe"
+#: Command line -> the text in the error; {long}, {hostile} and {bytes} are names.
 CASES = {
     "acl --ledger --commands": "--ledger",
     "acl --ledger --role sweep": "--ledger",
@@ -41,6 +43,9 @@ CASES = {
     "dead-letters replay one --yes": "'one'",
     f"dead-letters replay {'9' * 40}-0 --yes": "1795248005123-0",
     "dead-letters replay {hostile} --yes": r"'a\x1b[2J'",
+    "endpoints drop billing --before 1ms --yes --reason {bytes}": r"--reason': '\udcff\udcfe' is not UTF-8",
+    "endpoints pause billing --yes --reason {bytes}": r"--reason': '\udcff\udcfe' is not UTF-8",
+    "endpoints pause {bytes} --yes": r"'\udcff\udcfe' is not UTF-8",
     "endpoints attempts biling": "did you mean billing",
     "endpoints burn": "burn",
     "endpoints pause": "NAME",
@@ -93,6 +98,7 @@ CASES = {
     "replay --endpoint billing --since 1h --cancel": "--cancel",
     "replay --endpoint billing --since 1h --until 2h": "--until",
     "replay --endpoint billing --since 1h --until 2126-01-01": "--until",
+    "replay --endpoint {bytes} --cancel --yes": r"--endpoint': '\udcff\udcfe' is not UTF-8",
     "replay --since 1h": "--endpoint",
     "show": "ID",
     "show a b": "(b)",
@@ -122,7 +128,7 @@ def test_it_is_refused(invoke: Run, shard: Shard, client: redis.Redis, tmp_path:
     before = {key: client.dump(key) for key in client.scan_iter()}
     (tmp_path / "config.toml").write_text(SEAT_HOLD)
     for line, names in CASES.items():
-        words = [{"{long}": LONG, "{hostile}": HOSTILE}.get(word, word) for word in line.split()]
+        words = [{"{long}": LONG, "{hostile}": HOSTILE, "{bytes}": BYTES}.get(word, word) for word in line.split()]
         result = invoke(*words, endpoints=ENDPOINTS)
         assert (result.exit_code, result.stdout) == (2, ""), line
         last = result.stderr.splitlines()[-1]

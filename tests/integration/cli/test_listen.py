@@ -143,3 +143,9 @@ def test_bad_options(options: list[str], problem: str) -> None:
 def test_a_port_that_is_taken(cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert cli("listen", {}, "--port", str(taken.getsockname()[1])).exit_code == 1
+
+
+@pytest.mark.parametrize("host", ["x" * 70, "\udcff"])
+def test_what_cannot_be_a_host_name(cli: Cli, host: str) -> None:
+    refused = cli("listen", {}, "--host", host, "--port", "0")
+    assert (refused.exit_code, "cannot be used" in refused.stderr) == (1, True), refused.output

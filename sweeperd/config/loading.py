@@ -114,13 +114,27 @@ def _problem(detail: ErrorDetails, source: str) -> str:
             **{name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in limits}
         ).replace("'", '"')
     names = [part for part in detail["loc"] if isinstance(part, str)]
-    close = difflib.get_close_matches(".".join(names), _known(Settings), 1)
-    if not close:
+    found = _meant(names)
+    if not found:
         return "unknown key"
-    found = close[0].split(".")
     if source == ENVIRONMENT and len(names) == len(detail["loc"]):
-        return f"unknown key; did you mean {_variable(found)}?"
-    return f"unknown key; did you mean {found[-1] if found[:-1] == names[:-1] else close[0]}?"
+        # What is in a list has no variable.
+        in_list = any(found[: len(key)] == key != found for key in JSON_KEYS)
+        return "unknown key" if in_list else f"unknown key; did you mean {_variable(found)}?"
+    return f"unknown key; did you mean {found[-1] if found[:-1] == names[:-1] else '.'.join(found)}?"
+
+
+def _meant(names: Sequence[str]) -> list[str]:
+    """The key that an unknown one probably stands for: a similar one of its section, else its name elsewhere; or []."""
+    *section, name = names
+    known = [key.split(".") for key in _known(Settings)]
+    if close := difflib.get_close_matches(name, [last for *before, last in known if before == section], 1):
+        return [*section, close[0]]
+    # A table at the top is no place for a value.
+    elsewhere = [key for key in known if len(key) > 1 or not any(_tables(Settings.model_fields[key[0]].annotation))]
+    same = difflib.get_close_matches(name, [key[-1] for key in elsewhere], 1, 0.9)
+    paths = [".".join(key) for key in elsewhere if key[-1:] == same]
+    return difflib.get_close_matches(".".join(names), paths, 1, 0)[0].split(".") if paths else []
 
 
 def _known(section: type[BaseModel], before: str = "") -> Iterator[str]:

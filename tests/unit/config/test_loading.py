@@ -192,7 +192,8 @@ def test_environment_goes_before_the_file(config: Load) -> None:
             "SWEEPERD_SWEEP__BATCHSIZE",
             "unknown key; did you mean SWEEPERD_SWEEP__BATCH_SIZE?",
         ),
-        ("SWEEPERD_SWEEEP__INTERVAL", "5s", "SWEEPERD_SWEEEP", "unknown key"),
+        ("SWEEPERD_SWEEEP__INTERVAL", "5s", "SWEEPERD_SWEEEP", "unknown key; did you mean SWEEPERD_SWEEP?"),
+        ("SWEEPERD_REDIS__ULR", "x", "SWEEPERD_REDIS__ULR", "unknown key; did you mean SWEEPERD_REDIS__URL?"),
         ("SWEEPERD_SWEEP__BATCH_SIZE", "many", "SWEEPERD_SWEEP__BATCH_SIZE", "must be a whole number"),
         ("SWEEPERD_SWEEP__BATCH_SIZE", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "must be at least 1"),
         ("SWEEPERD_SWEEP__BATCH_SIZE__X", "0", "SWEEPERD_SWEEP__BATCH_SIZE", "must be a whole number"),
@@ -219,6 +220,13 @@ def test_an_error_in_the_environment_names_the_variable(
     (line,) = problems(error)
     assert line.startswith(f"environment: {named}")
     assert problem in line
+
+
+@pytest.mark.parametrize("variable", ["SWEEPERD_HTTP__PORT", "SWEEPERD_WEBHOOKS__BATCH_SIZE"])
+def test_a_variable_that_is_like_no_other_gets_no_proposal(variable: str, config: Load) -> None:
+    with pytest.raises(ConfigError) as error:
+        config("", {variable: "5"})
+    assert problems(error) == [f"environment: {variable}: unknown key"]
 
 
 def test_a_section_and_a_key_of_it(config: Load) -> None:

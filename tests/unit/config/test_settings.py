@@ -56,6 +56,12 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         ("[sweeep]\ninterval = '5s'", "sweeep", "unknown key; did you mean sweep?"),
         ("[sweep]\nbatchsize = 5", "sweep.batchsize", "unknown key; did you mean batch_size?"),
         ("batch_size = 5", "batch_size", "unknown key; did you mean sweep.batch_size?"),
+        ("[webhooks]\nbatchsize = 5", "webhooks.batchsize", "unknown key; did you mean webhooks.endpoints.batch_size?"),
+        ("[log]\nshutdown_grace = '5s'", "log.shutdown_grace", "unknown key; did you mean shutdown_grace?"),
+        ("[[endpoints]]\nname = 'hook'", "endpoints", "unknown key; did you mean webhooks.endpoints?"),
+        ("[swep]\ninterval = '5s'", "swep", "unknown key; did you mean sweep?"),
+        ("[redis]\nulr = 'redis://a'", "redis.ulr", "unknown key; did you mean url?"),
+        ("[events]\nretentoin = '1d'", "events.retentoin", "unknown key; did you mean retention?"),
         *(
             (f"[[webhooks.endpoints]]\nname = 'hook'\nurl = '{url}'", "webhooks.endpoints[0].url", problem)
             for url, problem in [
@@ -188,6 +194,15 @@ def test_an_error_names_file_key_and_what_is_wrong(
         config(toml)
     prefix = f"{tmp_path / 'config.toml'}: {key}: "
     assert [line for line in problems(error) if line.startswith(prefix) and problem in line], str(error.value)
+
+
+@pytest.mark.parametrize(
+    "key", ["http.port", "redis.host", "redis.db", "events.foo", "sweep.keys", "sweep.redis", "metrics.ttl", "colour"]
+)
+def test_an_unknown_key_that_is_like_no_other_gets_no_proposal(key: str, config: Load, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(f"{key} = 1")
+    assert problems(error) == [f"{tmp_path / 'config.toml'}: {key}: unknown key"]
 
 
 def test_an_endpoint_s_own_limits_replace_the_common_ones(config: Load) -> None:

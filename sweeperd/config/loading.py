@@ -64,7 +64,8 @@ def explain(error: ValidationError, source: str, data: Mapping[str, Any]) -> str
     # Where a value may have several forms, each has its error. The form that fits furthest is the one that was meant.
     furthest = {place for place in lines if not any(place == other[: len(place)] != other for other in lines)}
     said = ((place, problem) for place in lines if place in furthest for problem in _joined(lines[place]))
-    return "\n".join(f"{source}: {_key(place, source)}: {problem}" for place, problem in said)
+    # What concerns several tables has no place, and its words name the keys.
+    return "\n".join(": ".join(filter(None, (source, _key(place, source), problem))) for place, problem in said)
 
 
 def _place(detail: ErrorDetails, data: Any) -> tuple[int | str, ...]:
@@ -92,8 +93,8 @@ def _key(place: Sequence[int | str], source: str) -> str:
     if source == ENVIRONMENT:
         # A list is one variable with JSON, so the place within the list follows the variable's name.
         names = [str(part) for part in itertools.takewhile(lambda part: isinstance(part, str), place)]
-        return _variable(names) + _path(place[len(names) :]) or "settings"
-    return _path(place).removeprefix(".") or "settings"
+        return _variable(names) + _path(place[len(names) :])
+    return _path(place).removeprefix(".")
 
 
 def _path(place: Sequence[int | str]) -> str:

@@ -202,7 +202,7 @@ def test_no_ended_is_needed_where_the_hash_goes_at_once(config: Load) -> None:
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        ({}, "two are named seat-hold"),
+        ({}, r"config\.toml: kinds: two are named seat-hold$"),
         ({"name": '"other"'}, "the index seats:ttl is that of seat-hold"),
         ({"name": '"other"', "index": '"other"'}, "the same key"),
     ],

@@ -55,9 +55,9 @@ def test_an_event_is_known_by_its_shard(config: Load) -> None:
 @pytest.mark.parametrize(
     ("toml", "key", "problem"),
     [
-        ("[redis]\nurl = 'redis://x'\n" + SHARDS, "settings", "redis.url and [[shards]] cannot both be set"),
-        ("[keys]\nprefix = ''\n" + SHARDS, "settings", "keys.prefix and [[shards]] cannot both be set"),
-        (SHARDS.replace('"us"', '"eu"'), "settings", "two shards are named eu"),
+        ("[redis]\nurl = 'redis://x'\n" + SHARDS, "", "redis.url and [[shards]] cannot both be set"),
+        ("[keys]\nprefix = ''\n" + SHARDS, "", "keys.prefix and [[shards]] cannot both be set"),
+        (SHARDS.replace('"us"', '"eu"'), "", "two shards are named eu"),
         (SHARDS.replace('"us"', '"u s"'), "shards[1].name", "must be "),
         (SHARDS.replace('name = "us"', ""), "shards[1].name", "is missing"),
         (SHARDS.replace('url = "redis://eu/0"', ""), "shards[0].url", "is missing"),
@@ -65,12 +65,12 @@ def test_an_event_is_known_by_its_shard(config: Load) -> None:
         (SHARDS + "timeout = '5s'", "shards[1].timeout", "unknown key"),
         (
             SHARDS.replace("rediss://us:6380/1", "redis://eu/0").replace("{us}:", ""),
-            "settings",
+            "",
             "the shards eu and us have the same url and prefix",
         ),
         (
             SHARDS + "[webhooks]\nconcurrency = 1\n" + ENDPOINT,
-            "settings",
+            "",
             "webhooks.concurrency must be at least the number of shards, 2",
         ),
     ],
@@ -78,8 +78,8 @@ def test_an_event_is_known_by_its_shard(config: Load) -> None:
 def test_shards_that_cannot_be(toml: str, key: str, problem: str, config: Load, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         config(toml)
-    assert [line for line in problems(error) if line.startswith(f"{tmp_path / 'config.toml'}: {key}: ")]
-    assert problem in str(error.value)
+    prefix = "".join(f"{part}: " for part in (tmp_path / "config.toml", key) if part)
+    assert [line for line in problems(error) if line.startswith(prefix) and problem in line], str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -115,5 +115,5 @@ def test_shards_from_the_environment(config: Load) -> None:
 
 
 def test_one_redis_in_the_environment_and_shards_in_the_file(config: Load) -> None:
-    with pytest.raises(ConfigError, match=r"^environment: settings: redis\.url and \[\[shards\]\] cannot both be set"):
+    with pytest.raises(ConfigError, match=r"^environment: redis\.url and \[\[shards\]\] cannot both be set"):
         config(SHARDS, {"SWEEPERD_REDIS__URL": "redis://other"})

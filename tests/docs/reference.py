@@ -174,11 +174,14 @@ def json_page(commands: Iterator[click.Context], documents: Mapping[str, type[Do
     titles = {str(model.model_config.get("title", "")): name for name, model in documents.items()}
     rows = []
     for context in commands:
-        if isinstance(context.command, click.Group) and context.parent:
+        group = context.command if isinstance(context.command, click.Group) else None
+        if group and context.parent and not group.invoke_without_command:
             continue
         path = context.command_path
         schemas = [name for title, name in titles.items() if any(_is_of(part, path) for part in title.split(", "))]
         links = ", ".join(f"[{name}](../schemas/{name}.schema.json)" for name in schemas)
+        if not links and any("--json" in parameter.opts for parameter in context.command.params):
+            links = "no schema"
         rows.append(f"| `{path}` | {links} | {_exit_codes(context.command)} |\n")
     return (
         "# JSON documents and exit codes\n\n*For programs that run sweeperd's commands.*\n\n"
@@ -187,7 +190,8 @@ def json_page(commands: Iterator[click.Context], documents: Mapping[str, type[Do
         "added in later versions. Warnings and errors are on standard error. `down` names the shards that could not be "
         "read.\n\n"
         "Every command exits with 0 if it is done, 1 if it failed or a shard is unreachable, and 2 for a bad option, "
-        "name or configuration. The table has what differs.\n\n"
+        "name or configuration. The table has what differs. If the second cell is empty, the command has no "
+        "`--json`.\n\n"
         "| command | schema of `--json` | exit codes |\n|---|---|---|\n" + "".join(rows) + "\n"
         "The body of a webhook is [webhook](../schemas/webhook.schema.json), and the whole request "
         "[openapi.json](../openapi.json).\n\nNext: [commands](cli.md).\n"

@@ -21,7 +21,13 @@ from sweeperd.text import decode
 
 @click.command("index")
 @click.option("--kind", metavar="NAME", required=True, help="The kind, one of [[kinds]].")
-@click.option("--match", metavar="PATTERN", default="*", help="Only ids that match, such as 'user-*'.  [default: all]")
+@click.option(
+    "--match",
+    metavar="PATTERN",
+    default="*",
+    show_default=False,
+    help="Only ids that match, such as 'user-*'.  [default: all]",
+)
 @click.option("--dry-run", is_flag=True, help="Show what would be added, and change nothing.")
 @click.option("--rate", type=click.IntRange(1), help="Up to this many keys per second.  [default: adapts to Redis]")
 @changing

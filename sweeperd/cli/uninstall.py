@@ -42,7 +42,7 @@ def command(change: Change) -> None:
 
     Stop all daemons and cron lines before. These keys stay: the event stream while an endpoint or another consumer
     group has not acknowledged all events, dead letters, and quarantined entries. Reservations, budgets and the entries
-    of kinds are never touched. The user needs SCAN and UNLINK, which `sweeperd acl` does not grant.
+    of kinds are never touched. The user needs UNLINK, which `sweeperd acl` does not grant.
 
     Exit codes: 0 nothing of sweeperd is left; 1 a key stays, a daemon runs, or a shard is unreachable.
     """

@@ -150,10 +150,13 @@ def resume(change: Change, name: str) -> None:
 @changing
 def skip(change: Change, name: str, event: str) -> None:
     """
-    Turn one pending event of an endpoint into a dead letter. EVENT is the event id (evt_...) or the stream id; the log
-    has both. An event that is in flight may still arrive, and a replay of its letter would send it again.
+    Turn one event that a process has taken for an endpoint into a dead letter. EVENT is the event id (evt_...) or the
+    stream id; the log has both. While an endpoint is paused, no further event is taken until `resume`. An event that is
+    in flight may still arrive, and a replay of its letter would send it again.
     """
     endpoint = endpoint_of(change.settings, name)
+    if not event:
+        raise click.UsageError("EVENT must not be empty: name an event id (evt_...) or a stream id")
     skipped = list[endpoints.SkippedEvent]()
 
     def work(shard: Shard, _: None) -> Iterator[Changed]:
@@ -169,8 +172,8 @@ def skip(change: Change, name: str, event: str) -> None:
     if not skipped and change.any_up:
         change.output.name_address()
         change.fail(
-            f"{event} is not pending for {name}{change.among_those_up}: no process has taken it yet, it has ended, "
-            f"or {name} does not want it; `sweeperd show` tells"
+            f"{event} cannot be skipped for {name}{change.among_those_up}: no process has taken it yet (after a pause, "
+            f"`resume` first), it has ended, or {name} does not want it; `sweeperd show` tells"
         )
 
 

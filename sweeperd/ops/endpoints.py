@@ -82,8 +82,9 @@ def close_circuit(shard: Shard, name: str) -> int:
 
 def skip(shard: Shard, endpoint: EndpointSettings, event: str) -> str | None:
     """
-    Turns a pending event, given by event id or stream id, into a dead letter. Returns the stream id; None if no such
-    event is pending, or if the endpoint does not want it: a replay of the letter would send it.
+    Turns an event that a process has taken, given by event id or stream id, into a dead letter. Returns the stream id;
+    None if no process has taken such an event, it has ended, or the endpoint does not want it: a replay of the letter
+    would send it.
     """
     shard.read_clock()
     name, outbox, subscription = endpoint.name, Outbox(shard, "operator"), Subscription(endpoint)
@@ -230,7 +231,9 @@ class SkippedEvent(Document):
 class SkipDocument(ShardsDocument, title="sweeperd endpoints skip --json"):
     endpoint: str
     event: Argument
-    skipped: list[SkippedEvent] = Field(description="Empty if the event is not pending, or not wanted by the endpoint.")
+    skipped: list[SkippedEvent] = Field(
+        description="Empty if no process has taken the event, it has ended, or the endpoint does not want it."
+    )
 
 
 class DroppedBacklog(Document):

@@ -54,6 +54,7 @@ CASES = {
     "endpoints pause zzz": "only audit, billing",
     "endpoints pause {hostile}": r"'a\x1b[2J'",
     "endpoints resume {long}": "'xxxxx",
+    "endpoints skip billing {empty} --yes": "EVENT must not be empty",
     "endpoints test biling": "did you mean billing",
     "expired --count --format csv": "--format",
     "expired --count --limit 1": "--limit",
@@ -128,7 +129,8 @@ def test_it_is_refused(invoke: Run, shard: Shard, client: redis.Redis, tmp_path:
     before = {key: client.dump(key) for key in client.scan_iter()}
     (tmp_path / "config.toml").write_text(SEAT_HOLD)
     for line, names in CASES.items():
-        words = [{"{long}": LONG, "{hostile}": HOSTILE, "{bytes}": BYTES}.get(word, word) for word in line.split()]
+        stand_for = {"{long}": LONG, "{hostile}": HOSTILE, "{bytes}": BYTES, "{empty}": ""}
+        words = [stand_for.get(word, word) for word in line.split()]
         result = invoke(*words, endpoints=ENDPOINTS)
         assert (result.exit_code, result.stdout) == (2, ""), line
         last = result.stderr.splitlines()[-1]

@@ -38,7 +38,7 @@ class LetterDocument(Document):
     shard: str
     endpoint: str
     reason: str
-    attempts: Count
+    attempts: Count = Field(description="Hand-overs of the event, each with up to `webhooks.attempts` requests.")
     at: Moment = Field(validation_alias="at_ms")
     event: Body = Field(validation_alias="body", description="The body of the webhook.")
 

@@ -188,7 +188,7 @@ class LetterRow(MemberDocument):
     letter: str = Field(description="The id of the dead letter.")
     endpoint: str
     reason: str
-    attempts: Count
+    attempts: Count = Field(description="Hand-overs, each with up to `webhooks.attempts` requests.")
     given_up_at: Moment
 
     @classmethod

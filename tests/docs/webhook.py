@@ -164,6 +164,7 @@ class WebhookFailing(Document):
 class WebhookRecovered(WebhookFailing):
     """Deliveries to that endpoint work again."""
 
+    endpoint: str = Field(description="The endpoint that failed.")
     failing_seconds: Seconds = Field(description="How long it has failed.")
 
 
@@ -176,7 +177,11 @@ class System(Document):
     component: Literal["sweeperd"]
     message: str
     severity: Literal["info", "warning", "critical"] | None = None
-    details: dict[str, Any] | None = None
+    details: dict[str, Any] | None = Field(
+        None,
+        description="Of a delivery that was given up: `endpoint`, `event_type`, `reason`, and `attempts`, its "
+        "hand-overs of up to `webhooks.attempts` requests each.",
+    )
 
 
 #: Type of event -> its category, and its data. The events of configured kinds have data of their own.

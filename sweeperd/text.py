@@ -20,6 +20,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]}?" if close else ""
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """`1 event` or `2 events`. `many`: the plural if it is not `one` with an s."""
+    return f"{number} {one if number == 1 else many or one + 's'}"
+
+
 def glob(text: bytes) -> bytes:
     """The pattern of SCAN that matches this text alone."""
     return re.sub(rb"([\\*?\[\]^-])", rb"\\\1", text)

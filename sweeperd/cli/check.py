@@ -18,6 +18,7 @@ from sweeperd.ops.check.host import check_secret_files, open_files
 from sweeperd.ops.check.server import check_shard
 from sweeperd.ops.endpoint_health import LISTED
 from sweeperd.sweep.preview import PreviewDocument
+from sweeperd.text import counted
 
 #: The largest sample.
 MOST_SAMPLED = 10_000
@@ -91,7 +92,7 @@ def _check(run: Run, *, connect: bool, ledger: bool, of_shard: Mapping[str, Any]
         except ConfigError as error:
             problems = str(error).splitlines()
         endpoints = (complete or settings).webhooks.endpoints
-    loaded = f"{len(settings.all_shards)} shard(s), {len(endpoints)} endpoint(s)"
+    loaded = f"{counted(len(settings.all_shards), 'shard')}, {counted(len(endpoints), 'endpoint')}"
     yield CheckFinding.of("configuration", "loads", ok(loaded))
     for problem in problems:
         # Only the service itself can read its systemd credentials.

@@ -25,7 +25,7 @@ from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import rfc3339, span, timestamp
+from sweeperd.text import counted, rfc3339, span, timestamp
 
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
@@ -225,7 +225,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         finally:
             done.append(backlog.model_copy(update={"dropped": dropped}))
             result = "turned into dead letters" if letters else "dropped"
-            change.output.say(f"{at_least}{dropped} events of {name} on {shard.name} {result}")
+            change.output.say(f"{at_least}{counted(dropped, 'event')} of {name} on {shard.name} {result}")
 
     change.carry_out(Action.DROP_BACKLOG, find, question, work, target, irreversible=True)
     change.report(endpoints.DropDocument(endpoint=name, dead_letters=letters, shards=done))
@@ -236,7 +236,7 @@ def _resumed(name: str, shard: Shard, state: EndpointState, done: endpoints.Resu
         f"it was paused {paused_since(state.paused_at, state.reason)}" if state.paused else "",
         "it was muted" if done.was_resting and not state.paused else "",
         "its circuit was open" if done.was_open_on else "",
-        f"{done.due} events are due now" if done.due else "",
+        f"due now: {counted(done.due, 'event')}" if done.due else "",
     ]
     verb = "resumed" if done.was_resting or done.was_open_on else "not paused"
     return "; ".join([f"{name} is {verb} on {shard.name}", *filter(None, notes)])
@@ -335,7 +335,9 @@ def _show(output: Output, trial: TrialDocument) -> None:
     output.say(trial.request.body if len(trial.request.body) <= BODY_SHOWN else trial.request.body[:BODY_SHOWN] + "…")
     output.say("")
     if trial.requests > 1 or trial.accepted > 1:
-        output.say(f"{trial.accepted} events accepted in {trial.requests} requests; the last one:")
+        output.say(
+            f"{counted(trial.accepted, 'event')} accepted in {counted(trial.requests, 'request')}; the last one:"
+        )
     output.say(f"{trial.result} after {trial.seconds * 1000:.0f} ms", "green" if trial.delivered else "red")
     for name, value in trial.response.headers.items():
         output.say(f"{name}: {value}")

@@ -16,7 +16,7 @@ from sweeperd.ops.reconcile.indexing import MEANINGS, IndexDocument, IndexedShar
 from sweeperd.ops.reconcile.subjects import Subject, subject_of
 from sweeperd.ops.reconcile.throttle import Throttle
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode
+from sweeperd.text import counted, decode
 
 
 @click.command("index")
@@ -65,7 +65,7 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
         count = 0 if dry_run else sum(each.counts["to_index"] for each in found)
         if count and not change.yes:
             _say(change, surveys, settings, match)
-        return f"Add {count} entries to {settings.index}?" if count else ""
+        return f"Add {counted(count, 'entry', 'entries')} to {settings.index}?" if count else ""
 
     def work(shard: Shard, found: Survey) -> Iterator[Changed]:
         if dry_run or not found.counts["to_index"]:
@@ -84,7 +84,7 @@ def command(change: Change, kind: str, match: str, dry_run: bool, rate: int | No
         _say(change, surveys, settings, match)
     if not dry_run:
         for each in shards:
-            change.output.say(f"{each.shard}: {each.added} entries added to {settings.index}")
+            change.output.say(f"{each.shard}: {counted(each.added, 'entry', 'entries')} added to {settings.index}")
 
 
 def _say(change: Change, surveys: dict[str, Survey], kind: KindSettings, match: str) -> None:

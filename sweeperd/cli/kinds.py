@@ -12,6 +12,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.backlog import Backlog, read_index_backlog
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.proof import prove
+from sweeperd.text import counted
 
 
 @click.group("kinds")
@@ -39,7 +40,8 @@ def accept(change: Change, name: str) -> None:
         unproven = [backlog for backlog in found if not backlog.proven]
         held = sum(backlog.held for backlog in unproven)
         because = next((f" ({backlog.held_because})" for backlog in unproven if backlog.held_because), "")
-        text = f"Accept the settings of {name}? {held} entries are held{because} and will be removed from the index."
+        entries = counted(held, "held entry", "held entries")
+        text = f"Accept the settings of {name}? {entries}{because} will be removed from the index."
         return text if unproven else ""
 
     def work(shard: Shard, backlog: Backlog) -> Iterator[Changed]:
@@ -52,5 +54,5 @@ def accept(change: Change, name: str) -> None:
     change.carry_out(Action.ACCEPT_KIND, find, question, work, lambda _: name)
     change.report(KindAcceptDocument(kind=name, shards=accepted))
     for each in accepted:
-        text = f"accepted, {each.held} entries are held" if each.accepted else "already proven"
+        text = f"accepted, {counted(each.held, 'held entry', 'held entries')}" if each.accepted else "already proven"
         change.output.say(f"{name} on {each.shard}: {text}")

@@ -10,6 +10,7 @@ from sweeperd.config import SweepSettings
 from sweeperd.document import Argument, Count, Document, ShardsDocument, Text
 from sweeperd.ops.reconcile.holders import HolderDocument, find_holders, read_budget
 from sweeperd.store.shard import Shard
+from sweeperd.text import counted
 
 
 @click.group("ledger")
@@ -71,7 +72,7 @@ def _read(shard: Shard, settings: SweepSettings, budget: str, limit: int) -> Bud
 
 def _show(output: Output, document: BudgetDocument) -> None:
     output.table(("budget", "value"), document.fields.items())
-    output.say(f"held by {document.reservations} reservations: {document.held}")
+    output.say(f"held: {document.held}, by {counted(document.reservations, 'reservation')}")
     holders = document.holders
     columns = ("id", "amount", "tenant", "state", "expires_at")
     output.table(columns, [[getattr(each, column) for column in columns] for each in holders])

@@ -22,6 +22,7 @@ from sweeperd.runtime.once import OnceReport, run_once
 from sweeperd.runtime.process import in_own_process
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.sweep.kind import Outcome
+from sweeperd.text import counted
 from sweeperd.tracing import tracing
 
 #: Seconds.
@@ -93,8 +94,6 @@ def _exporting(metrics: Metrics, once: OnceOptions, problems: list[str]) -> Iter
 def _summary(report: OnceReport) -> str:
     counts, delivery = report.counts, report.delivery
     parts = [f"{counts[outcome]} {outcome.value.replace('_', ' ')}" for outcome in Outcome if counts[outcome]]
-    total = counts.total()
-    entries = "1 entry" if total == 1 else f"{total} entries"
+    entries, letters = counted(counts.total(), "entry", "entries"), counted(delivery.dead_lettered, "dead letter")
     swept = f"{entries} in {report.duration_seconds:.1f} s: {', '.join(parts) or 'nothing was due'}"
-    sent = f"{delivery.delivered} delivered, {delivery.undelivered} waiting, {delivery.dead_lettered} dead letters"
-    return f"{swept}\n{sent}"
+    return f"{swept}\n{delivery.delivered} delivered, {delivery.undelivered} waiting, {letters}"

@@ -30,7 +30,7 @@ from sweeperd.store.errors import describe, is_server_trouble
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.sweep.reservations import RESERVATIONS
-from sweeperd.text import span
+from sweeperd.text import counted, span
 
 _COLUMNS = ("shard", "kind", "fault", "what", "found", "expected", "difference", "done")
 
@@ -203,8 +203,10 @@ def _summary(walk: WalkedShardDocument) -> str:
 
 def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     name, found = f"{walk.shard}: {walk.kind}", walk.found
+    counter = "budget" if walk.kind == RESERVATIONS else "counter"
+    entries = counted(walk.index_entries, "index entry", "index entries")
     yield (
-        f"{name}: {walk.hashes} hashes, {walk.index_entries} index entries and {walk.counters} counters "
+        f"{name}: {counted(walk.hashes, 'hash', 'hashes')}, {entries} and {counted(walk.counters, counter)} "
         f"in {walk.duration_seconds:.1f} s; found {_counts(found)}"
     )
     if any(walk.mended.values()):
@@ -215,33 +217,35 @@ def _lines(walk: WalkedShardDocument) -> Iterator[str]:
     if walk.resumed:
         yield "  the walk resumed an earlier walk that was interrupted"
     if walk.counters_unjudged:
-        yield f"  {walk.counters_unjudged} counters were not judged: they changed too much, or cannot be read"
+        yield f"  not judged: {counted(walk.counters_unjudged, counter)} that changed too much or cannot be read"
     if walk.unreadable:
-        names = f"{_named(walk.unreadable, walk.unreadable_ids)} active hashes cannot be read"
+        yield f"  unreadable: {_named(walk.unreadable, walk.unreadable_ids, 'active hash', 'active hashes')}"
         if walk.kind == RESERVATIONS:
-            yield f"  {names}: their budgets are not judged"
-            yield "  repair them, or dismiss them from the quarantine: then they are left out"
+            yield "  the budgets of unreadable hashes are not judged"
+            yield "  repair such hashes, or dismiss them from the quarantine: then they are left out"
         else:
-            yield f"  {names}: the sums omit them, so what they hold shows as drift until you repair them"
+            yield "  the sums omit unreadable hashes: what they hold shows as drift until you repair them"
     if walk.left_out:
-        names = _named(walk.left_out, walk.left_out_ids)
-        yield f"  {names} dismissed hashes cannot be read: they are left out, so what they held shows as drift"
+        names = _named(walk.left_out, walk.left_out_ids, "dismissed hash", "dismissed hashes")
+        yield f"  left out: {names} that cannot be read; what they held shows as drift"
     if walk.held:
-        yield f"  {walk.held} hashes were not judged: no entry of {walk.kind} was seen alive ({walk.held_because})"
+        hashes = counted(walk.held, "hash", "hashes")
+        yield f"  not judged: {hashes}, because no entry of {walk.kind} was seen alive ({walk.held_because})"
         yield "  correct the settings of the kind; `sweeperd check` names the setting"
     if walk.far_ahead:
-        unit = f"; they are probably in {walk.far_ahead_unit} instead of milliseconds" if walk.far_ahead_unit else ""
-        yield f"  the deadlines of {walk.far_ahead} index entries are more than 100 years ahead{unit}"
+        unit = f", probably in {walk.far_ahead_unit} instead of milliseconds" if walk.far_ahead_unit else ""
+        entries = counted(walk.far_ahead, "index entry", "index entries")
+        yield f"  {entries} with a deadline more than 100 years ahead{unit}"
     if walk.dismissed:
-        yield f"  {walk.dismissed} reservations were dismissed from the quarantine and still hold their amounts"
+        yield f"  {counted(walk.dismissed, 'reservation')} dismissed from the quarantine, with amounts still held"
     if walk.foreign_expiries:
         names = ", ".join(walk.foreign_expired_ids[:3])
-        yield f"  {walk.foreign_expiries} reservations were expired by another sweeper, without an event: {names}"
+        yield f"  {counted(walk.foreign_expiries, 'reservation')} expired by another sweeper, without an event: {names}"
 
 
-def _named(count: int, ids: Sequence[str]) -> str:
+def _named(count: int, ids: Sequence[str], one: str, many: str) -> str:
     more = f", and {count - len(ids)} more" if count > len(ids) else ""
-    return f"{count} ({', '.join(ids)}{more})"
+    return f"{counted(count, one, many)} ({', '.join(ids)}{more})"
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -298,4 +302,4 @@ def _say_numbers(change: Change, name: str, judged: BudgetRepair) -> None:
     if drift := judged.difference:
         change.output.say(f"{name}: {drift.reserved} reserved, {drift.held} held by its reservations")
     if judged.left_out.count:
-        change.output.say(f"{name}: {judged.left_out} dismissed reservations cannot be read, and are left out")
+        change.output.say(f"{name}: left out, dismissed and unreadable: {judged.left_out}")

@@ -22,7 +22,7 @@ from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplaySpan, Repl
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, timestamp
+from sweeperd.text import counted, decode, timestamp
 
 #: Seconds between polls of the progress.
 POLL_EVERY = 0.5
@@ -189,12 +189,12 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
         nonlocal total
         for each in replays:
             if each.running:
-                events = each.note.events
-                change.output.say(f"the replay to {name} on {each.shard.name} is already running: {events} events")
+                events = counted(each.note.events, "event")
+                change.output.say(f"the replay to {name} on {each.shard.name} is already running: {events}")
         total = sum(each.note.events for each in replays if not each.running)
         if not total and not any(each.running for each in replays):
             change.output.say(f"no events for {name} in this span{change.among_those_up}")
-        return f"Deliver {total} event{'s' if total > 1 else ''} to {name} again?" if total else ""
+        return f"Deliver {counted(total, 'event')} to {name} again?" if total else ""
 
     def begin(shard: Shard, each: _Replay) -> Iterator[Changed]:
         if each.running or not each.note.events:
@@ -214,7 +214,7 @@ def _begin(change: Change, find: Callable[[Shard], _Replay], name: str) -> list[
 
     replays = change.carry_out(Action.REPLAY, find, question, begin, target)
     if any(each.began for each in replays):
-        change.output.say(f"started the replay of {total} events to {name}")
+        change.output.say(f"started the replay of {counted(total, 'event')} to {name}")
     return replays
 
 
@@ -309,7 +309,9 @@ def _cancel(change: Change, name: str) -> list[_Replay]:
         left = ReplayStore(shard).progress(each.note).left
         if replay.cancel(shard, each.note):
             yield _target(each.note), max(1, left)
-            change.output.say(f"cancelled the replay to {name} on {shard.name}; about {left} events were not sent")
+            change.output.say(
+                f"cancelled the replay to {name} on {shard.name}; not sent: about {counted(left, 'event')}"
+            )
 
     def target(found: tuple[_Replay | None, bool]) -> str:
         each, unreadable = found

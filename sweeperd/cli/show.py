@@ -12,7 +12,7 @@ from sweeperd.ops.search import BatchDocument, EventMatches, ShowDocument, find_
 from sweeperd.ops.show import EventDelivery, EventDocument, Fate, InspectionDocument, inspect_all
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
-from sweeperd.text import span, timestamp
+from sweeperd.text import counted, span, timestamp
 
 DetailRow = tuple[str, object, object]
 
@@ -136,9 +136,9 @@ def _delivery(delivery: EventDelivery) -> str:
     if delivery.fate is Fate.PENDING:
         place = f"in flight at {delivery.owner}" if delivery.owner else "waiting for its next attempt"
         last = "due now" if delivery.idle_seconds is None else f"the last {span(delivery.idle_seconds)} ago"
-        return f"pending, {place}, {delivery.hand_overs} hand-overs, {last}"
+        return f"pending, {place}, {counted(delivery.hand_overs, 'hand-over')}, {last}"
     if delivery.fate is Fate.DEAD_LETTER:
-        return f"dead letter after {delivery.hand_overs} hand-overs: {delivery.reason}"
+        return f"dead letter after {counted(delivery.hand_overs, 'hand-over')}: {delivery.reason}"
     return delivery.fate.value
 
 

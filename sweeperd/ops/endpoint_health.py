@@ -97,5 +97,5 @@ def unlisted(endpoints: Sequence[EndpointDocument], limit: int = LISTED) -> str:
     if pending := sum(endpoint.pending or 0 for endpoint in rest):
         counts.append(f"{pending:,} pending")
     if letters := sum(endpoint.dead_letters for endpoint in rest):
-        counts.append(f"{letters:,} dead letters")
-    return f"{len(rest):,} more endpoints: {', '.join(counts)}"
+        counts.append(f"{letters:,} dead letter{'s' * (letters != 1)}")
+    return f"{len(rest):,} more endpoint{'s' * (len(rest) != 1)}: {', '.join(counts)}"

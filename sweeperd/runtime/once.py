@@ -28,6 +28,7 @@ from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
+from sweeperd.text import counted
 
 log = logging.getLogger(__name__)
 
@@ -260,7 +261,7 @@ class _Run:
             complete = report.complete and not released
             because = report.deferred_because or because
         if left := self.counts[Outcome.DEFERRED] - before:
-            self.failures.append(f"{sweep.name}: {left} overdue entries are left: {because}")
+            self.failures.append(f"{sweep.name}: {counted(left, 'overdue entry', 'overdue entries')} left: {because}")
         self.complete = self.complete and complete
         sweep.measure()
 

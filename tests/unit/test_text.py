@@ -2,7 +2,12 @@
 
 import pytest
 
-from sweeperd.text import decode, decode_list, per_second, rfc3339, span, strings, whole
+from sweeperd.text import counted, decode, decode_list, per_second, rfc3339, span, strings, whole
+
+
+def test_counted() -> None:
+    assert [counted(number, "event") for number in (0, 1, 2)] == ["0 events", "1 event", "2 events"]
+    assert [counted(number, "entry", "entries") for number in (1, 2)] == ["1 entry", "2 entries"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from sweeperd.sweep.preview import PreviewDocument, preview_sample
 from sweeperd.sweep.proof import is_proven
 from sweeperd.sweep.reservations import RESERVATIONS
 from sweeperd.sweep.sample import MOST, sample
-from sweeperd.text import decode, span
+from sweeperd.text import counted, decode, span
 
 
 def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
@@ -37,7 +37,7 @@ def swept(kind: KindSettings, subject: CheckedShard) -> CheckResult:
     if problem is not None:
         # If the kind is proven, the sample holds only leftovers.
         return warning(*problem[1:]) if is_proven(shard, made) else problem
-    return ok(f"{kind.index}: {shard.client.zcard(made.index)} entries")
+    return ok(f"{kind.index}: {counted(shard.client.zcard(made.index), 'entry', 'entries')}")
 
 
 def sampled(subject: CheckedShard, kind: Kind, most: int, keep: Callable[[PreviewDocument], None]) -> CheckResult:

@@ -237,7 +237,7 @@ def test_reconcile_compares_the_sums_that_a_kind_declares(kinds: Kinds) -> None:
     assert kinds.client.hget("seats:hamlet", "held") == b"3", "sums are reported and not changed"
     assert "seat-hold\tsum_drift\tseats:hamlet held\t3\t8\t-5" in kinds.run("reconcile", "--kind", "seat-hold").out
     told = kinds.run("reconcile", "--kind", "seat-hold").err
-    assert "1 (odd) active hashes cannot be read: the sums omit them" in told
+    assert "unreadable: 1 active hash (odd)" in told
     assert "dismiss" not in told, "a dismissed entry of a kind would be omitted as before"
 
 

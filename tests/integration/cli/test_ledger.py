@@ -29,7 +29,7 @@ def test_it_lists_what_holds_the_budget(sweeperd: Sweeperd, client: redis.Redis)
     assert {each["id"]: each["amount"] for each in shard["holders"]} == {"one": 7, "two": 14, "aside": 7}
     assert (shard["held"], shard["reservations"], shard["fields"]["reserved"]) == (28, 3, "35")
     ran = sweeperd("ledger", "show", NAME, "--limit", "1")
-    assert ("3 reservations: 28" in ran.out, "--limit" in ran.err) == (True, True)
+    assert ("held: 28, by 3 reservations" in ran.out, "--limit" in ran.err) == (True, True)
     missing = sweeperd("ledger", "show", "nothing:TOKENS")
     assert (missing.code, "nothing:TOKENS" in missing.err) == (1, True)
 

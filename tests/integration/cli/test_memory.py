@@ -62,9 +62,9 @@ def test_once_decides_one_batch_of_each_kind_and_says_what_is_left(full: Full) -
     check("once", ran.document)
     assert (ran.code, ran.document["expired"], ran.document["deferred"]) == (1, 2 * BATCH, 17)
     assert ran.document["candidates"] == 37
-    assert "reservations: 15 overdue entries are left" in ran.err
+    assert "reservations: 15 overdue entries left" in ran.err
     assert '"message": "expiries are deferred, because Redis is full"' in ran.err
-    assert "seat-hold: 2 overdue entries are left" in ran.err
+    assert "seat-hold: 2 overdue entries left" in ran.err
     assert (full.client.zcard("reservation:ttl"), full.client.zcard("seats:ttl")) == (15, 2)
     assert full.client.xlen("sweeperd:events") == 2 * BATCH
     full.client.config_set("maxmemory", 0)

@@ -34,7 +34,7 @@ def test_it_finds_and_mends(cli: Cli, client: redis.Redis, server: Server) -> No
     env = environment(server.url)
     clean = cli("reconcile", env)
     assert (clean.exit_code, clean.stdout) == (0, "shard\tkind\tfault\twhat\tfound\texpected\tdifference\tdone\n")
-    assert "reservations: 0 hashes" in clean.stderr
+    assert "reservations: 0 hashes, 0 index entries and 0 budgets in " in clean.stderr
     plant(client)
 
     looked = cli("reconcile", env)

@@ -100,7 +100,7 @@ def test_the_event_and_what_became_of_it(sweeperd: Sweeperd, server: Server, cli
         assert sweeperd("endpoints", change, "bad", "--yes", **settings).code == 0
     assert deliveries(sweeperd("show", "r1", "--json", **settings))["bad"]["idle_seconds"] is None
     rows = {row["name"]: row["value"] for row in sweeperd("show", "r1", **settings).rows}
-    assert rows["bad"] == "pending, waiting for its next attempt, 1 hand-overs, due now"
+    assert rows["bad"] == "pending, waiting for its next attempt, 1 hand-over, due now"
     client.xack("sweeperd:events", "bad", event["stream_id"])
     letter = {"event": event["stream_id"], "endpoint": "bad", "reason": "HTTP 500", "attempts": 9}
     append(client, "sweeperd:dead-letters", letter)

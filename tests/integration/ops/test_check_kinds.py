@@ -37,7 +37,7 @@ def finding(server: Server, kind: dict[str, Any]) -> CheckFinding:
 def test_a_kind_that_can_be_swept(server: Server, client: redis.Redis, kind: dict[str, Any]) -> None:
     hold_seats(client, "h1", 1, DEADLINE)
     found = finding(server, kind)
-    assert (found.level.value, found.says) == ("ok", "seats:ttl: 1 entries")
+    assert (found.level.value, found.says) == ("ok", "seats:ttl: 1 entry")
 
 
 #: Far ahead of every test's clock, ms.

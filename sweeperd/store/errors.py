@@ -5,6 +5,7 @@ from typing import Any
 
 import redis
 from redis import exceptions
+from redis.sentinel import MasterNotFoundError
 
 #: Errors about the server instead of the command.
 SERVER_TROUBLE = (
@@ -37,6 +38,13 @@ _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in scr
 #: The error if the server doesn't have a command, because it was renamed: for a client and for a Valkey script, for a
 #: Redis script, and for a script that checks its right.
 _UNKNOWN_TEXTS = ("nknown command", "nknown Redis command", "Invalid command passed to")
+#: Answers, and what fails before a command is sent, that redis-py makes connection errors.
+_ANSWERS = (
+    exceptions.AuthenticationError,
+    exceptions.BusyLoadingError,
+    exceptions.MaxConnectionsError,
+    MasterNotFoundError,
+)
 #: The user lacks a right. Rights may depend on the key, so one refused entry says nothing about others.
 REFUSED = (exceptions.AuthorizationError, exceptions.NoPermissionError)
 
@@ -52,8 +60,8 @@ def is_server_trouble(error: Any) -> bool:
 
 def is_unanswered(error: Any) -> bool:
     """Whether the connection broke, or Redis was silent for too long, after it may have got the command."""
-    connected = "connecting to" not in str(error)
-    return isinstance(error, redis.ConnectionError | redis.TimeoutError) and connected
+    asked = not isinstance(error, _ANSWERS) and "connecting to" not in str(error)
+    return asked and isinstance(error, redis.ConnectionError | redis.TimeoutError)
 
 
 def is_demoted(error: Any) -> bool:

@@ -22,7 +22,7 @@ from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.store.shard import Shard
-from sweeperd.text import decode, span
+from sweeperd.text import counted, decode, span
 
 _ID = re.compile(r"\d{1,19}-\d{1,19}", re.ASCII)
 
@@ -184,7 +184,7 @@ def _change_letters(
             if len(names) > 1:
                 raise click.UsageError(f"{letter_id} is on the shards {' and '.join(names)}; choose one with --shard")
         total = sum((counts for _, counts in found), Counter[str]())
-        letters = f"{total.total()} dead letter{'s' * (total.total() > 1)} ({_names(total)})"
+        letters = f"{counted(total.total(), 'dead letter')} ({_names(total)})"
         return verb.question.format(letters) if total else ""
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:

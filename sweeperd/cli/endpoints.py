@@ -209,7 +209,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     def question(found: Sequence[endpoints.DroppedBacklog]) -> str:
         total = sum(backlog.found for backlog in found)
         how = "Turn {} into dead letters?" if letters else "Drop {} permanently?"
-        return how.format(f"{total} event{'s' * (total > 1)} of {name}") if total else ""
+        return how.format(f"{counted(total, 'event')} of {name}") if total else ""
 
     def target(backlog: endpoints.DroppedBacklog) -> str:
         what = f"{name} before {rfc3339(int(backlog.before))}" + (f": {reason}" if reason else "")

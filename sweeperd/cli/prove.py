@@ -17,7 +17,7 @@ from sweeperd.kit.samples import Sample, derived_samples, read_samples, without_
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.kind import Decision
-from sweeperd.text import decode
+from sweeperd.text import counted, decode
 
 #: The most live samples: each is tried with every property.
 MOST_LIVE = 100
@@ -81,8 +81,9 @@ def command(options: Options, name: str, file: Path | None, live: int | None, sh
 def _verdict(name: str, proofs: Sequence[Proof], samples: Sequence[Sample]) -> str:
     failed, copies = sum(not proof.holds for proof in proofs), sum(sample.live for sample in samples)
     verdict = f"{failed} of {len(proofs)} properties FAILED" if failed else f"all {len(proofs)} properties hold"
-    tried = "1 sample" if len(samples) == 1 else f"{len(samples)} samples"
-    return f"{name}: {verdict}, tried with {tried}" + (f", {copies} of them live" if copies else "")
+    return f"{name}: {verdict}, tried with {counted(len(samples), 'sample')}" + (
+        f", {copies} of them live" if copies else ""
+    )
 
 
 def _live(options: Options, name: str, most: int, only: str | None, warnings: list[str]) -> list[Sample]:

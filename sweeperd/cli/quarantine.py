@@ -34,7 +34,7 @@ from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names, kinds_of
 from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.reservations import RESERVATIONS
-from sweeperd.text import candidates, decode, span, whole
+from sweeperd.text import candidates, counted, decode, span, whole
 
 #: The most entries that are named if they stay, units that are summed, and entries that a round trip adopts.
 NAMED, UNITS, BATCH = 100, 20, 100
@@ -295,7 +295,7 @@ def _target(wanted: QuarantineFilter) -> str:
 
 
 def _entries(count: int) -> str:
-    return "1 entry" if count == 1 else f"{count} entries"
+    return counted(count, "entry", "entries")
 
 
 def _cells(shard: str, entry: SetAsideDocument) -> Sequence[object]:

@@ -302,4 +302,4 @@ def _say_numbers(change: Change, name: str, judged: BudgetRepair) -> None:
     if drift := judged.difference:
         change.output.say(f"{name}: {drift.reserved} reserved, {drift.held} held by its reservations")
     if judged.left_out.count:
-        change.output.say(f"{name}: left out, dismissed and unreadable: {judged.left_out}")
+        change.output.say(f"{name}: not counted, because dismissed and unreadable: {judged.left_out}")

@@ -123,8 +123,7 @@ def command(
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     letters = sum(each.dead_letters for each in replays)
     if not ended:
-        going = (each for each in replays if each.running and not each.progress.ended and not each.progress.lost)
-        again = described(next(going).note)
+        again = next(described(each.note) for each in replays if each.running and each.progress.goes_on)
         how = f"`sweeperd replay --endpoint {name} {again}` waits for it again"
         fail(
             printable(f"the replay to {name} continues without this command; {how}, --cancel cancels it"),
@@ -233,11 +232,7 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> bool:
                         change.fail(f"shard {each.shard.name}: {why}: how many events were sent is unknown")
                     elif number % OBSTACLE_POLLS == 0 and not each.progress.ended:
                         _look_for_obstacle(each)
-            running = [
-                each
-                for each in running
-                if not each.progress.ended and not each.progress.lost and not change.is_down(each.shard)
-            ]
+            running = [each for each in running if each.progress.goes_on and not change.is_down(each.shard)]
             polls = polls + 1 if all(each.progress.only_waits for each in running) else 0
             bar.update(total - sum(each.progress.left for each in running) - bar.pos)
             if not running or polls >= WAITING_POLLS:
@@ -253,7 +248,7 @@ def _wait(change: Change, replays: Sequence[_Replay], name: str) -> bool:
     ended = [each for each in replays if each.running and each.progress.ended and not each.cancelled]
     done = sum(each.note.events - each.dead_letters for each in ended)
     if done:
-        change.output.say(f"{done} event{'s' if done > 1 else ''} delivered to {name} again")
+        change.output.say(f"{counted(done, 'event')} delivered to {name} again")
     return True
 
 

@@ -13,7 +13,7 @@ from sweeperd.store import streams
 from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import RESERVATIONS, kind_option
-from sweeperd.text import decode, glob
+from sweeperd.text import counted, decode, glob
 
 #: Keys that one SCAN visits, and that one UNLINK removes.
 PAGE = 500
@@ -51,7 +51,7 @@ def command(change: Change) -> None:
     if not change.output.as_json:
         change.output.table(["shard", "key", "why it stays"], listed)
     if going := sum(not why for *_, why in listed):
-        change.output.confirm(f"Remove {going} key{'' if going == 1 else 's'}? This cannot be undone.", yes=change.yes)
+        change.output.confirm(f"Remove {counted(going, 'key')}? This cannot be undone.", yes=change.yes)
     rows = list[OwnKey]()
     for shard, keys in found:
         removed = set[bytes]()
@@ -64,7 +64,7 @@ def command(change: Change) -> None:
             rows.append(OwnKey(shard=shard.name, key=decode(key), removed=not stays, why=stays))
     change.report(UninstallDocument(keys=rows))
     if stay := sum(not row.removed for row in rows):
-        change.fail("1 key stays" if stay == 1 else f"{stay} keys stay")
+        change.fail(f"{counted(stay, 'key')} {'stays' if stay == 1 else 'stay'}")
 
 
 def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:

@@ -144,9 +144,14 @@ class ReplayProgress:
     lost: bool = False
 
     @property
+    def goes_on(self) -> bool:
+        """Whether processes still send its events."""
+        return not self.ended and not self.lost
+
+    @property
     def only_waits(self) -> bool:
         """Whether every event that is left waits for a retry."""
-        return not self.ended and not self.lost and self.left == self.waiting
+        return self.goes_on and self.left == self.waiting
 
 
 class ReplayCount:

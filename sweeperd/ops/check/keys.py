@@ -14,7 +14,7 @@ from sweeperd.outbox.groups import REPLAY_PREFIX
 from sweeperd.store import streams
 from sweeperd.store.errors import REFUSED, describe, is_wrong_type
 from sweeperd.store.scripts import run_commands
-from sweeperd.text import decode, span
+from sweeperd.text import counted, decode, span
 
 
 def writable(subject: CheckedShard, *, ledger: bool = False) -> CheckResult:
@@ -111,7 +111,7 @@ def filters(subject: CheckedShard) -> CheckResult:
     for endpoint in subject.settings.consumers:
         if difference := living.difference(endpoint.name, now):
             return warning(f"{endpoint.name} {difference}", "give all processes the same settings and reload them")
-    return ok(f"noted by {len(living.processes)} process{'' if len(living.processes) == 1 else 'es'}")
+    return ok(f"noted by {counted(len(living.processes), 'process', 'processes')}")
 
 
 def presence(subject: CheckedShard) -> CheckResult:

@@ -31,7 +31,7 @@ from sweeperd.store.scripts import run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kinds_of
 from sweeperd.sweep.preview import PreviewDocument
-from sweeperd.text import mib
+from sweeperd.text import counted, mib
 
 #: How much memory an expiry needs until its retention ends: 140 bytes with an id of 8 characters, 206 with one of 32.
 EXPIRY_BYTES = 210
@@ -155,7 +155,7 @@ def replication(subject: CheckedShard) -> CheckResult:
         for name, value in subject.info.items()
         if name.startswith("slave") and isinstance(value, dict) and value.get("state") == "online"
     )
-    says = f"{online} replica{'' if online == 1 else 's'} connected"
+    says = f"{counted(online, 'replica')} connected"
     if wanted > online:
         says = f"{says}, events.wait_replicas is {wanted}: no webhook is sent"
         return failure(says, "add replicas, or lower events.wait_replicas")

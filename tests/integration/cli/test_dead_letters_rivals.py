@@ -1,5 +1,6 @@
 """Dead letters that come or go while a command is at work: functions are replaced, so that the moment is certain."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,3 +51,8 @@ def test_somebody_else_was_faster(
         result = invoke("dead-letters", verb, "--all", endpoints=ENDPOINTS)
         assert (result.exit_code, len(asked)) == (1, 1)
         assert dead_letters.Replayed.GONE.why_not in result.stdout
+    asked.clear()
+    give_up(shard, ["again"])
+    document = json.loads(invoke("dead-letters", "drop", "--all", "--json", endpoints=ENDPOINTS).stdout)
+    assert [letter["result"] for letter in document["dead_letters"]] == ["dropped", "left"], "the copy comes first"
+    assert (document["dropped"], document["left"]) == (0, 1)

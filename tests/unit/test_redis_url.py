@@ -3,14 +3,16 @@
 from typing import Any
 
 import pytest
+import redis
 from redis import ResponseError
+from redis.sentinel import MasterNotFoundError
 
 from sweeperd.config import RedisSettings
 from sweeperd.errors import ConfigError, RedisUnavailable
 from sweeperd.redis_url import Topology, hash_tag, parse
 from sweeperd.store import Shard
 from sweeperd.store.connect import client_options, connect
-from sweeperd.store.errors import is_server_trouble
+from sweeperd.store.errors import is_server_trouble, is_unanswered
 from tests.support.fixtures import Load
 
 
@@ -211,3 +213,20 @@ def test_nothing_is_sent_twice_in_silence(kind: str | None) -> None:
 )
 def test_what_a_fail_over_or_a_moving_slot_says_is_trouble_of_the_server(text: str) -> None:
     assert is_server_trouble(ResponseError(text))
+
+
+@pytest.mark.parametrize(
+    ("error", "unanswered"),
+    [
+        (redis.ConnectionError("Connection closed by server."), True),
+        (redis.TimeoutError("Timeout reading from socket"), True),
+        (redis.ConnectionError("Error 111 connecting to 127.0.0.1:1. Connection refused."), False),
+        (redis.TimeoutError("Timeout connecting to server"), False),
+        (redis.BusyLoadingError("LOADING"), False),
+        (redis.AuthenticationError("WRONGPASS"), False),
+        (MasterNotFoundError("No master found for 'mymaster'"), False),
+        (ResponseError("OOM"), False),
+    ],
+)
+def test_what_may_have_been_done_without_an_answer(error: Exception, unanswered: bool) -> None:
+    assert is_unanswered(error) is unanswered

@@ -78,8 +78,8 @@ class ShardBook:
     version: bytes = b""
     wanted: set[str] = field(default_factory=set)
     kept: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    #: Group and event -> the process that has the event in hand, and when the process last said so, ms.
-    hands: dict[tuple[bytes, Any], tuple[bytes, int]] = field(default_factory=dict)
+    #: Group and pending event -> its entry in the list of pending events: owner, last heartbeat (ms), deliveries.
+    hands: dict[tuple[bytes, Any], Any] = field(default_factory=dict)
 
     def key(self, name: str) -> bytes:
         """A key with the shard's prefix."""
@@ -132,18 +132,20 @@ class Book:
         book.last = tuple(stream.last_id)
 
     def _check_hands(self, book: ShardBook, stream: Any) -> None:
-        """An event in hand stays with its process while the heartbeat of the process is young. Raises Failure."""
-        hands = {
-            (name, id_): (entry.consumer_name, entry.time_read)
-            for name, group in stream._groups.items()
-            for id_, entry in group.pel.items()
-            if not is_waiting(entry.consumer_name)
-        }
+        """
+        An event in hand stays with its process while the heartbeat of the process is young, and a process that gets it
+        from another owner begins a delivery of it. Raises Failure.
+        """
+        hands = {(name, id_): entry for name, group in stream._groups.items() for id_, entry in group.pel.items()}
         heard = kernels.KERNEL.server_time() * 1000 - LEAST_SILENCE
         for place in hands.keys() & book.hands.keys():
-            owner, at = book.hands[place]
-            if hands[place][0] != owner and at > heard and "clock" not in self.plan.faults:
-                raise Failure("what a process has in hand stays there", f"{place}: {owner!r}, then {hands[place]}")
+            before, after = book.hands[place], hands[place]
+            if after.consumer_name == before.consumer_name or is_waiting(after.consumer_name):
+                continue
+            if not is_waiting(before.consumer_name) and before.time_read > heard and "clock" not in self.plan.faults:
+                raise Failure("what a process has in hand stays there", f"{place}: {before}, then {after}")
+            if after.times_delivered <= before.times_delivered:
+                raise Failure("who takes an event delivers it", f"{place}: {before}, then {after}")
         book.hands = hands
 
     def _living(self, book: ShardBook) -> LivingFilters:

@@ -80,7 +80,10 @@ def test_an_event_that_can_never_be_encoded_becomes_a_dead_letter(
 
 
 def test_other_events_wait_too_while_a_quick_retry_waits(client: redis.Redis, shard: Shard, deliver: Deliver) -> None:
-    """Twenty seconds are less than `backoff_max`, so the first event stays in hand for a quick retry."""
+    """
+    Twenty seconds are less than `backoff_max`, so the first event stays in hand for a quick retry. The other one is not
+    taken; a read that was under way when the answer came gives it back unsent.
+    """
     with (
         Receiver(lambda *_: Answer(429, {"Retry-After": "20"})) as receiver,
         deliver(receiver.url, attempts=3) as delivery,
@@ -89,7 +92,8 @@ def test_other_events_wait_too_while_a_quick_retry_waits(client: redis.Redis, sh
         eventually(lambda: delivery.attempts("rejected") == 1)
         expire(client, "two")
         time.sleep(0.5)
-        assert len(receiver.requests) == len(delivery.pending()) == 1, "the other one is not even taken"
+        in_hand = [owner for owner, _, _ in delivery.pending().values() if owner != PARKED]
+        assert len(receiver.requests) == len(in_hand) == 1
 
 
 def test_a_pause_and_its_end_are_logged_once(

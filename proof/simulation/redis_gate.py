@@ -231,7 +231,7 @@ class Connection(FakeRedisConnection):
         return GateSocket(self.simulated.fake, db=self.db, client_class=redis.Redis, client_info=self._client_info)
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
-        """What was sent already is run or lost, as the seed says."""
+        """What was sent already is run or lost, as the seed says. A blocking read finds nobody to wait for."""
         sock = self._sock
         if sock is None:
             return
@@ -242,7 +242,8 @@ class Connection(FakeRedisConnection):
             self.simulated.blocked.remove(self)
         waiting, self.queue = self.queue, deque()
         while waiting and self.blocked_until is None and not self.broken and self.simulated.random.random() < 0.5:
-            self._run(sock, waiting.popleft())
+            command = waiting.popleft()
+            self._run(sock, command if _block_ms(command) is None else _without_block(command))
         self.replies.clear()
         self.blocked_until = None
         self.epoch += 1

@@ -85,13 +85,13 @@ class Difference:
 
     def meets(self, other: "Difference") -> "Difference | None":
         """
-        The intersection of both, at the other's moment. None if it is empty, because something changed. Also None if
-        only one is a drift: each walk has to exclude 0 on its own, or a vague walk would confirm a wrong one.
+        The bounds of both, at the other's moment. None if they do not overlap, because something changed, or if only
+        one is a drift. One of them may be wrong after the clock was set back, so a vague walk confirms no exact amount.
         """
-        if self.is_drift is not other.is_drift:
+        if self.is_drift is not other.is_drift or self.most < other.least or other.most < self.least:
             return None
-        least, most = max(self.least, other.least), min(self.most, other.most)
-        return Difference(least, most, other.reserved, other.held, other.at_ms) if least <= most else None
+        least, most = min(self.least, other.least), max(self.most, other.most)
+        return Difference(least, most, other.reserved, other.held, other.at_ms)
 
 
 class BudgetDrift:

@@ -364,11 +364,13 @@ def test_a_clock_that_was_set_back_makes_no_drift(shard: Shard) -> None:
     assert verdict.difference is None
 
 
-def test_a_beginning_that_is_passed_between_two_walks_makes_no_drift(shard: Shard) -> None:
+@pytest.mark.parametrize("drift", [0, 5])
+def test_a_beginning_that_is_passed_between_two_walks_makes_no_drift(shard: Shard, drift: int) -> None:
     """It began before both walks, but by a clock that was ahead: the first walk knows it to be after now."""
     client, ledger = shard.client, Ledger(shard)
     ledger.open_budget("team", "TOKENS", 1000)
     entry = held(ledger, ["team"], 100, "key")
+    client.hincrby("budget:team:TOKENS", "reserved", drift)
     key = shard.keys.reservation(entry)
     client.hset(key, "created_at", server_time(client) + 1000)
     walks = 0

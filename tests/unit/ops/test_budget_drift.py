@@ -84,7 +84,7 @@ def test_a_budget_that_is_gone_or_unreadable_is_not_judged() -> None:
 def test_two_walks_have_to_meet() -> None:
     first = Difference(3, 5, 10, 5, 1)
     assert first.is_drift
-    assert first.meets(Difference(4, 9, 12, 3, 2)) == Difference(4, 5, 12, 3, 2)
+    assert first.meets(Difference(4, 9, 12, 3, 2)) == Difference(3, 9, 12, 3, 2)
     assert first.meets(Difference(6, 9, 12, 3, 2)) is None
     assert not Difference(-1, 0, 1, 1, 1).is_drift
 
@@ -93,7 +93,14 @@ def test_each_of_two_walks_has_to_exclude_0_by_itself() -> None:
     unsure, drift, none = Difference(0, 100, 100, 0, 1), Difference(100, 100, 100, 0, 2), Difference(0, 0, 100, 100, 3)
     assert unsure.meets(drift) is None
     assert drift.meets(unsure) is None
-    assert unsure.meets(none) == none
+    assert unsure.meets(none) == Difference(0, 100, 100, 100, 3)
+
+
+def test_a_vague_walk_confirms_no_exact_amount() -> None:
+    """A drift of 5 beside a reservation of 100, whose beginning was in the future for the first walk only."""
+    met = Difference(5, 105, 105, 0, 1).meets(Difference(105, 105, 105, 0, 2))
+    assert met == Difference(5, 105, 105, 0, 2)
+    assert not met.is_exact
 
 
 def test_the_filter_forgets_nobody_and_takes_few_for_another() -> None:

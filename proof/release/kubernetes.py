@@ -34,7 +34,7 @@ OURS, HELPERS = "sweeperd", "sweeperd-tried"
 PASSWORD, ROTATED = "first-password", "second-password"
 RESERVATIONS = 20_000
 #: How many reservations are made together, and how far apart their deadlines are, ms.
-SLICE, APART = 1000, 1500
+SLICE, APART = 1000, 3000
 #: How long a roll-out may take, and until the pods have a changed Secret, seconds.
 ROLLED, HEALED = 240, 240
 #: Counts each event in Redis, by its id.
@@ -300,16 +300,16 @@ def forwarded() -> Iterator[str]:
 
 def roll_out(client: redis.Redis, received: redis.Redis) -> dict[str, str]:
     """Under load: a roll-out, and a pod that is gone at once. Each reservation ends once, and each event comes."""
-    for number in range(0, RESERVATIONS, SLICE):
-        ids = [f"r{each}" for each in range(number, number + SLICE)]
-        reserve(client, ids, overdue_by=-10_000 - number // SLICE * APART)
+    reserve_half(client, "rolled", after_ms=10_000)
     old = {each["metadata"]["uid"] for each in pods()}
     kubectl("-n", OURS, "rollout", "restart", "deployment/sweeperd")
     rolled_out()
     assert not old & {each["metadata"]["uid"] for each in pods() if ready(each)}, "all replicas are new"
-    left = client.zcard("reservation:ttl")
     victim = next(each["metadata"]["name"] for each in pods() if ready(each))
+    reserve_half(client, "forced", after_ms=0)
     kubectl("-n", OURS, "delete", "pod", victim, "--force", "--grace-period=0")
+    left = client.zcard("reservation:ttl")
+    assert left, "the last reservation had expired before the pod was deleted"
     eventually(lambda: client.zcard("reservation:ttl") == 0 and received.hlen("received") == RESERVATIONS, 180)
     rolled_out()
     books.check(books.read(client), [*books.ALWAYS, books.Property.ENDED])
@@ -322,6 +322,13 @@ def roll_out(client: redis.Redis, received: redis.Redis) -> dict[str, str]:
         "after the forced delete; the books are balanced",
         "webhooks": f"all {RESERVATIONS:,} events came, {twice} of them twice (at most {IN_HAND} after a kill)",
     }
+
+
+def reserve_half(client: redis.Redis, name: str, after_ms: int) -> None:
+    """Half of the reservations; the first are due after so many ms."""
+    for number in range(0, RESERVATIONS // 2, SLICE):
+        ids = [f"{name}{each}" for each in range(number, number + SLICE)]
+        reserve(client, ids, overdue_by=-after_ms - number // SLICE * APART)
 
 
 def execute_three() -> str:

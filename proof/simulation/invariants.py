@@ -78,8 +78,8 @@ class ShardBook:
     version: bytes = b""
     wanted: set[str] = field(default_factory=set)
     kept: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    #: Group and pending event -> its entry in the list of pending events: owner, last heartbeat (ms), deliveries.
-    hands: dict[tuple[bytes, Any], Any] = field(default_factory=dict)
+    #: Group and pending event -> owner, last heartbeat (ms) and deliveries, as fakeredis keeps them.
+    pending: dict[tuple[bytes, Any], Any] = field(default_factory=dict)
     #: Group, event and owner -> the deliveries when this owner had it last.
     owned: dict[tuple[tuple[bytes, Any], bytes], int] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ class Book:
         stream = book.server.value(book.key("sweeperd:events"))
         if stream is None:
             return
-        self._check_hands(book, stream)
+        self._check_owners(book, stream)
         self._keep(book)
         # A new group may begin before the oldest event of the stream: what was trimmed by then is not owed to it.
         gone = (stream._ids[0][0], stream._ids[0][1] - 1) if stream._ids else tuple(stream.last_id)
@@ -133,15 +133,15 @@ class Book:
             self._take(book, tuple(id_), dict(zip(row[::2], row[1::2], strict=True)))
         book.last = tuple(stream.last_id)
 
-    def _check_hands(self, book: ShardBook, stream: Any) -> None:
+    def _check_owners(self, book: ShardBook, stream: Any) -> None:
         """
         An event in hand stays with its process while the heartbeat of the process is young, and a process that takes
         back what it has had begins another delivery. Raises Failure.
         """
-        hands = {(name, id_): entry for name, group in stream._groups.items() for id_, entry in group.pel.items()}
+        pending = {(name, id_): entry for name, group in stream._groups.items() for id_, entry in group.pel.items()}
         heard = kernels.KERNEL.server_time() * 1000 - LEAST_SILENCE
-        for place in hands.keys() & book.hands.keys():
-            before, after = book.hands[place], hands[place]
+        for place in pending.keys() & book.pending.keys():
+            before, after = book.pending[place], pending[place]
             if after.consumer_name == before.consumer_name or is_waiting(after.consumer_name):
                 continue
             if not is_waiting(before.consumer_name) and before.time_read > heard and "clock" not in self.plan.faults:
@@ -150,8 +150,8 @@ class Book:
             had = book.owned.get((place, after.consumer_name), 0)
             if after.times_delivered <= min(before.times_delivered, had):
                 raise Failure("who takes an event back delivers it", f"{place}: {before}, then {after}")
-        book.hands = hands
-        book.owned.update({(place, each.consumer_name): each.times_delivered for place, each in hands.items()})
+        book.pending = pending
+        book.owned.update({(place, each.consumer_name): each.times_delivered for place, each in pending.items()})
 
     def _living(self, book: ShardBook) -> LivingFilters:
         """The filters that processes have noted."""
@@ -199,7 +199,7 @@ class Book:
         there = set() if stream is None else {tuple(id_) for id_ in stream._ids}
         last = (0, 0) if stream is None else tuple(stream.last_id)
         book.expired = {key: expiry for key, expiry in book.expired.items() if expiry.id in there or expiry.id <= last}
-        book.last, book.rewound, book.hands, book.owned = last, True, {}, {}
+        book.last, book.rewound, book.pending, book.owned = last, True, {}, {}
         book.kept.clear()
 
     def check(self) -> None:

@@ -231,7 +231,7 @@ class Connection(FakeRedisConnection):
         return GateSocket(self.simulated.fake, db=self.db, client_class=redis.Redis, client_info=self._client_info)
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
-        """What was sent already is run or lost, as the seed says. A blocking read finds nobody to wait for."""
+        """What was sent already is run or lost, as the seed says. A blocking read does not block."""
         sock = self._sock
         if sock is None:
             return

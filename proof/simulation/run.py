@@ -356,7 +356,9 @@ def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Repor
             if text:
                 yield Report(**json.loads(text))
             else:
-                why = f"the process ended with {os.waitstatus_to_exitcode(status)}"
+                code = os.waitstatus_to_exitcode(status)
+                too_long = code == -signal.SIGPROF
+                why = f"it took {LONGEST} s of CPU time" if too_long else f"its process ended with {code}"
                 yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
     finally:
         for _, child, reading in started:  # the caller takes no further report, so these seeds end

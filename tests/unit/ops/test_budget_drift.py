@@ -85,7 +85,8 @@ def test_two_walks_have_to_meet() -> None:
     first = Difference(3, 5, 10, 5, 1)
     assert first.is_drift
     assert first.meets(Difference(4, 9, 12, 3, 2)) == Difference(3, 9, 12, 3, 2)
-    assert first.meets(Difference(6, 9, 12, 3, 2)) is None
+    later = Difference(6, 9, 12, 3, 2)
+    assert first.meets(later) is later.meets(first) is None
     assert not Difference(-1, 0, 1, 1, 1).is_drift
 
 

@@ -53,6 +53,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 """
+#: Prints a digest of the package's modules and scripts.
+DIGEST = """
+import hashlib, pathlib, sweeperd
+root, digest = pathlib.Path(sweeperd.__file__).parent, hashlib.sha256()
+for path in sorted(root.rglob("*")):
+    if path.suffix in (".py", ".lua"):
+        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+print(digest.hexdigest())
+"""
 #: `redis-cli` of the documents, in the pod of Redis.
 REDIS_CLI = f"""#!/bin/sh
 exec kubectl -n {HELPERS} exec -i redis -- redis-cli "$@"
@@ -101,6 +110,7 @@ def run(directory: Path, image: str, redis_image: str) -> None:
     began = time.monotonic()
     install(directory, address)
     figures["the document's blocks"] = f"all replicas ready {time.monotonic() - began:.0f} s after the first command"
+    figures["the image"] = compare_code(image)
     with forwarded() as url, redis.Redis.from_url(url) as client, redis.Redis.from_url(f"{url}/1") as received:
         figures |= roll_out(client, received)
         figures["three commands at once"] = execute_three()
@@ -296,6 +306,15 @@ def forwarded() -> Iterator[str]:
             yield f"redis://127.0.0.1:{found[1]}"
         finally:
             process.terminate()
+
+
+def compare_code(image: str) -> str:
+    """The pods have to run what is proven: an image of an earlier commit has the same version."""
+    here = subprocess.run([sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True).stdout.strip()
+    for each in pods():
+        there = kubectl("-n", OURS, "exec", each["metadata"]["name"], "--", "python", "-c", DIGEST)
+        assert there == here, f"the image {image} was not built from this commit"
+    return "modules and scripts are those of this commit, in each pod"
 
 
 def roll_out(client: redis.Redis, received: redis.Redis) -> dict[str, str]:

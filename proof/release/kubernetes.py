@@ -53,13 +53,14 @@ class Handler(BaseHTTPRequestHandler):
         pass
 ThreadingHTTPServer(("", 8080), Handler).serve_forever()
 """
-#: Prints a digest of the package's modules and scripts.
+#: Prints a digest of the package's modules and scripts. A wheel has the examples beside them.
 DIGEST = """
 import hashlib, pathlib, sweeperd
 root, digest = pathlib.Path(sweeperd.__file__).parent, hashlib.sha256()
 for path in sorted(root.rglob("*")):
-    if path.suffix in (".py", ".lua"):
-        digest.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    name = path.relative_to(root).as_posix()
+    if path.suffix in (".py", ".lua") and not name.startswith("examples/"):
+        digest.update(name.encode() + path.read_bytes())
 print(digest.hexdigest())
 """
 #: `redis-cli` of the documents, in the pod of Redis.

@@ -19,6 +19,7 @@ from sweeperd.outbox import EventFilter, Subscription, is_waiting
 from sweeperd.outbox.filters import LivingFilters
 from sweeperd.outbox.replays import ReplayNote
 from sweeperd.store.streams import StreamId
+from tests.support.streams import delivery_id
 
 #: How long after its end a disturbance may explain a duplicate, seconds.
 AFTERMATH = 5.0
@@ -368,13 +369,13 @@ class Book:
                 continue
             if (RELAY.name, b"%d-%d" % expiry.id) in letters or (RELAY.name, key) in self.skipped:
                 continue
-            got = {subscription for event in records[key] for subscription in deliveries[event]}
+            got = {subscription for event in records[key] for subscription, _ in deliveries[event]}
             if not records[key] or got != cycles.wanted(tenant, scope):
                 found.append(f"Cycles has not got {key}, event {expiry.id}: {records[key]}, {got}")
         return found
 
-    def records(self, book: ShardBook) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-        """Reservation -> the ids of its events in Cycles; event -> the subscriptions of its deliveries."""
+    def records(self, book: ShardBook) -> tuple[dict[str, list[str]], dict[str, list[tuple[str, str]]]]:
+        """Reservation -> the ids of its events in Cycles; event -> subscription and id of its deliveries."""
         records, deliveries = defaultdict(list), defaultdict(list)
         index = book.server.value(book.key("events:_all"))
         for event, _ in index.items() if index is not None else ():
@@ -384,19 +385,25 @@ class Book:
             index = book.server.value(book.key(f"deliveries:{name}"))
             for delivery, _ in index.items() if index is not None else ():
                 record = json.loads(book.server.value(book.key(f"delivery:{delivery.decode()}")))
-                deliveries[record["event_id"]].append(record["subscription_id"])
+                deliveries[record["event_id"]].append((record["subscription_id"], record["delivery_id"]))
         return records, deliveries
 
     def check_cycles(self) -> None:
-        """Each expiry has one record and one delivery for each subscription, and no other has any. Raises Failure."""
+        """
+        Each expiry has one record and one delivery for each subscription, and no other has any. Each delivery has the
+        id that a second try would give it. Raises Failure.
+        """
         for book in self.shards:
             records, deliveries = self.records(book)
             for key, events in records.items():
                 if (len(events) > 1 or key not in book.expired) and not book.rewound:
                     raise Failure("an expiry has one record of Cycles", f"{key}: {events}")
                 for event in events:
-                    if len(deliveries[event]) > len(set(deliveries[event])):
+                    if len(deliveries[event]) > len({subscription for subscription, _ in deliveries[event]}):
                         raise Failure("a subscription gets one delivery", f"{key}, {event}: {deliveries[event]}")
+                    for subscription, delivery in deliveries[event]:
+                        if delivery != delivery_id(event, subscription):
+                            raise Failure("a delivery has the same id at each try", f"{key}, {event}: {delivery}")
 
     def replayed(self, shard: str, endpoint: EndpointSettings, note: ReplayNote, at: float) -> None:
         """An operator has begun a replay, and knows that it has begun. Older events have left the stream by then."""

@@ -1,5 +1,6 @@
 """Runs the deliveries of one process and one shard, and maintains the outbox."""
 
+import contextlib
 import logging
 import secrets
 from collections import Counter
@@ -392,7 +393,8 @@ class Dispatcher:
             if lane.endpoint not in self._lanes:
                 self._groups.leave(lane.endpoint)
                 lane.publisher.remove()
-            self._leaving.remove(lane)
+            with contextlib.suppress(ValueError):  # a task from before a reload may run beside the new one
+                self._leaving.remove(lane)
 
     def _backlogs(self, *, to_the_end: bool = False) -> list[GroupBacklog | None]:
         """The backlogs of all lanes. Raises redis.RedisError."""

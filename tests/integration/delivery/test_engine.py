@@ -334,6 +334,36 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         assert not read_filters(shard).processes
 
 
+def test_a_task_from_before_a_reload_may_run_beside_the_new_one(
+    shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both remove an endpoint that an earlier reload has removed."""
+    some, metrics, runs = endpoints("http://127.0.0.1:9", 2), Metrics(), list[Running]()
+    for wanted in (some, some[:1], some[:1]):
+        run = Running(shard, wanted, metrics)
+        if runs:
+            run.dispatcher.adopt(runs[-1].dispatcher)
+        run.dispatcher.prepare()
+        run.dispatcher.start()
+        runs.append(run)
+    first, second, third = (run.dispatcher for run in runs)
+    gone = first.lanes[1]
+    eventually(gone.ended.is_set)
+    remove = gone.publisher.remove
+
+    def meanwhile() -> None:
+        monkeypatch.setattr(gone.publisher, "remove", remove)
+        third.refresh_replays()
+        remove()
+
+    monkeypatch.setattr(gone.publisher, "remove", meanwhile)
+    second.refresh_replays()
+    assert third._leaving == []
+    assert client.xinfo_consumers(EVENTS, gone.endpoint) == []
+    runs[-1].stop.set()
+    assert third.join(time.monotonic() + 30)
+
+
 def test_an_endpoint_that_comes_back_begins_as_a_new_one(shard: Shard, client: redis.Redis) -> None:
     """A reload had removed it, and then an operator its group."""
     with Receiver() as receiver:

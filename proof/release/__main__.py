@@ -14,9 +14,10 @@ from pathlib import Path
 import click
 
 from proof.release.page import render
-from proof.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all
+from proof.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, environment, run_all
 from proof.release.step import Step, read
 from proof.release.steps import steps
+from sweeperd import __version__
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,10 +56,17 @@ def main(
         for step in all_steps:
             click.echo(f"{step.name:16} {step.shows}")
         return
+    if version != __version__:
+        raise click.UsageError(f"this is {__version__}, as sweeperd/__init__.py says")
     chosen = choose(all_steps, only)
     clone(place)
-    env = os.environ | {"PATH": f"{work / 'venv' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
-    results = run_all(chosen, place, env, resume=resume, say=lambda text: click.echo(text, err=True))
+    results = run_all(
+        chosen,
+        place,
+        environment(os.environ, work / "venv" / "bin"),
+        resume=resume,
+        say=lambda text: click.echo(text, err=True),
+    )
     target = ROOT / EVIDENCE / f"{version}.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     found = [read(place.results, step.name) for step in all_steps]

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the documents' blocks for cron, then the real cron daemon.
-# The first argument: how many late reservations are timed beside a slow receiver.
+# The first argument: how many late reservations are timed beside a slow receiver. [default: 3]
 . "$(dirname "$0")/machine.sh"
 fail() { echo "FAILED: $1"; cat /tmp/mail /tmp/redis.log 2>/dev/null; exit 1; }
 
@@ -38,7 +38,7 @@ await 130 sh -c 'redis-cli XINFO GROUPS sweeperd:events | grep -q slow' || fail 
 reserve $(seq -f 'many%g' 1200)
 await 130 expired many1200 || fail "the backlog is not swept"
 worst=0
-for minute in $(seq "$1"); do
+for minute in $(seq "${1:-3}"); do
   reserve "late$minute"
   await 200 expired "late$minute" || fail "nothing is swept beside a slow receiver"
   [ "$took" -gt "$worst" ] && worst=$took

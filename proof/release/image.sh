@@ -29,6 +29,7 @@ say "ready" "after $took s"
 answers healthz || fail "not healthy"
 await 60 swept || fail "not swept"
 [ "$(redis-cli XLEN sweeperd:events)" = 10000 ] || fail "not each expiry has its event"
+say "revision" "$(docker inspect --format '{{index .Config.Labels "org.opencontainers.image.revision"}}' sweeperd)"
 first=$(started)
 for _ in 1 2 3; do
   commands=()

@@ -23,8 +23,8 @@ def render(
         "",
         f"What `python -m proof.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
         "repeat it, and [proofs](../../proof/README.md) what each verdict judges.",
-        "Commands, series and plots are attached to the release. The job `machines` of the release workflow proves the "
-        "image, the blocks for systemd and cron, and the README's commands.",
+        "Commands, series and plots are an artifact of the release workflow. Its job `machines` proves the image, "
+        " the blocks for systemd and cron, and the README's commands.",
         "",
         _commits(run, differing),
         "",
@@ -80,8 +80,7 @@ def _row(step: Step, result: Result | None) -> str:
     if result is None:
         return f"| {step.name} | {step.shows} | not run | | | | |"
     load = f"{result.host['load average before']}, {result.host['load average after']}"
-    unchecked = bool(result.figures) and all(text.startswith("not ") for text in result.figures.values())
-    verdict = "**failed**" if not result.holds else "not checked" if unchecked else "holds"
+    verdict = "**failed**" if not result.holds else "not checked" if result.unchecked else "holds"
     cells = (step.name, result.shows, verdict, f"`{result.commit[:12]}`", result.began, _duration(result.seconds), load)
     return "| " + " | ".join(cells) + " |"
 

@@ -17,6 +17,8 @@ _SEEDS = re.compile(
     r"(\d+) faults, (\d+) actions of operators, (\d+) invariants; failed: (.*)$",
     re.MULTILINE,
 )
+#: A planted bug, the seed that finds it, and the invariant that it breaks there.
+_FINDING = re.compile(r"^\| (\S+) \| .* \| (\d+) \| ([^:|]+)", re.MULTILINE)
 _FOUND = re.compile(r"^(\d+ of \d+) planted bugs found; missed: (.*)$", re.MULTILINE)
 
 
@@ -49,11 +51,12 @@ def simulation(output: Output) -> Figures:
 
 
 def bugs(output: Output) -> Figures:
-    """How many of the planted bugs were found."""
+    """How many of the planted bugs were found, by which seeds, and which invariants they broke."""
     planted = _FOUND.search(output.text)
     if not planted:
         raise ValueError("the simulation has printed no totals")
-    return {"planted bugs found": planted[1], "missed": planted[2]}
+    by = ", ".join(f"{name} {seed} ({invariant.strip()})" for name, seed, invariant in _FINDING.findall(output.text))
+    return {"planted bugs found": planted[1], "missed": planted[2], "by seed": by}
 
 
 def gate(output: Output) -> Figures:

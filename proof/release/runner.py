@@ -18,10 +18,13 @@ from tests.support.servers import binaries
 
 #: How much of a failed command's output is kept, characters.
 TAIL = 4000
-#: The page of a version, and the data behind it, which is attached to the release and is not in Git.
+#: The page of a version, and the data behind it, which the release workflow keeps and Git does not.
 EVIDENCE, DATA = "docs/evidence", "dist/evidence"
 #: Changes of these files and folders leave the product as it is, so results of a commit before them still count.
 _FINDINGS = (EVIDENCE, "proof/mutants/results", "proof/mutants/explained.toml")
+#: Variables of the environment that change what a step tries; and those of them that say what to try it on.
+_ASIDE = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "SWEEPERD_")
+_ASKED = ("SWEEPERD_TEST_SERVERS", "SWEEPERD_RELEASE_")
 #: What tells git to leave them out.
 WITHOUT_FINDINGS = ("--", ".", *(f":(exclude){path}*" for path in _FINDINGS))
 
@@ -56,8 +59,25 @@ class Place:
     @property
     def cloned(self) -> str:
         """The commit that the clone is on, which is what the steps see: work in the repository may go on meanwhile."""
-        line = ["git", "-C", str(self.clone), "rev-parse", "HEAD"]
+        return self._in_clone("rev-parse", "HEAD")
+
+    @property
+    def changed(self) -> str:
+        """The files of the clone that are not as in its commit."""
+        return self._in_clone("status", "--porcelain", "--untracked-files=no")
+
+    def _in_clone(self, *arguments: str) -> str:
+        line = ["git", "-C", str(self.clone), *arguments]
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def environment(outside: Mapping[str, str], first: Path) -> dict[str, str]:
+    """
+    What the steps get of the environment outside, with the folder `first` first on the PATH. Nothing that says where
+    Python looks for modules, which would be before what is installed; no options of pytest, and no settings.
+    """
+    kept = {name: text for name, text in outside.items() if name.startswith(_ASKED) or not name.startswith(_ASIDE)}
+    return kept | {"PATH": f"{first}{os.pathsep}{outside['PATH']}"}
 
 
 def differing_files(place: Place, commits: Sequence[str]) -> list[str] | None:
@@ -73,8 +93,10 @@ def differing_files(place: Place, commits: Sequence[str]) -> list[str] | None:
 
 
 def still_counts(result: Result | None, place: Place) -> bool:
-    """Whether a step held on this commit, or on one from which only findings have changed."""
-    return result is not None and result.holds and differing_files(place, [result.commit, "HEAD"]) == []
+    """Whether a step was tried and held on this commit, or on one from which only findings have changed."""
+    if result is None or not result.holds or result.unchecked:
+        return False
+    return differing_files(place, [result.commit, "HEAD"]) == []
 
 
 def run_all(
@@ -108,7 +130,6 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
     directory = place.work / step.name
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    # Read before the step: the clone may be at another commit when a long step has ended.
     commit, began, load, cpu = place.cloned, time.time(), os.getloadavg(), cpu_time()
     figures, trouble = {}, ""
     try:
@@ -131,6 +152,8 @@ def run(step: Step, place: Place, env: Mapping[str, str]) -> Result:
         except (ValueError, OSError, KeyError) as error:
             trouble = f"{text[-TAIL:]}\nits result cannot be read: {type(error).__name__}: {error}"
             holds = False
+    if (place.cloned, place.changed) != (commit, ""):
+        trouble, holds = f"the clone did not stay at {commit}:\n{place.cloned} {place.changed}", False
     (directory / "output.txt").write_text(text, encoding="utf-8")
     seconds = time.time() - began
     return Result(

@@ -62,6 +62,11 @@ class Result:
     trouble: str = ""
     files: tuple[str, ...] = ()
 
+    @property
+    def unchecked(self) -> bool:
+        """Whether the step found nothing to try, or nothing to try it with."""
+        return bool(self.figures) and all(text.startswith("not ") for text in self.figures.values())
+
 
 def write(result: Result, directory: Path) -> None:
     """Keep it instead of an earlier result of that step."""

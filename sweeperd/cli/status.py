@@ -72,7 +72,7 @@ def command(run: Run, watch: bool, interval: float, limits: Sequence[Limit], eve
     per second: expiries of the kind, or deliveries of all processes, over the last minute or the last 2,000 events.
     empty in: how long the current backlog takes at this rate.
 
-    A process whose last heartbeat is over 35 s old is silent: it died or hangs. It is listed
+    A process whose last heartbeat is over 35 s old is silent: it died, hangs or cannot write. It is listed
     until another one with the same role has started since, for up to an hour.
 
     Words of --fail-if: overdue and undelivered (a duration is the age of the oldest, a number how many), unswept (the

@@ -42,8 +42,8 @@ def shard_advice(status: ShardStatus, options: Sequence[str] = ()) -> Iterator[A
     yield from _memory_advice(status, options)
     for process in status.processes.silent:
         age = span(process.heartbeat_age_seconds)
-        text = f"process {process.process} has been silent for {age}: it died or hangs, so restart it"
-        yield Advice(text, (), "sweeperdprocesssilent")
+        text = f"process {process.process} has been silent for {age}: it died or hangs, or Redis refuses its writes"
+        yield Advice(text, (command_line("check", *options),), "sweeperdprocesssilent")
     if status.unwalked and not status.empty:
         text = f"no walk has run yet over {', '.join(status.unwalked)}"
         commands = tuple(command_line("reconcile", *kind_option(name), *options) for name in status.unwalked)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,10 +27,15 @@ clone(place)
 good = Step("good", "that it works", (sys.executable, "-c", "print('one')"), lambda output: {"said": output.text})
 bad = Step("bad", "that it fails", (sys.executable, "-c", "raise SystemExit('so it is')"))
 later = Step("later", "what comes after", (sys.executable, "-c", ""))
-results = run_all([good, bad, later], place, {}, resume=False)
+skipped = Step("skipped", "that it is left out", good.command, lambda _: {"all": "not run: there is no cluster"})
+edits = Step("edits", "that it holds", (sys.executable, "-c", "open('.gitignore', 'w')"))
+results = run_all([good, skipped, bad, later], place, {}, resume=False)
 kept = [read(place.results, step.name) for step in (good, bad, later)]
 page = render("0.1.0", [good, bad, later], kept)
-print(json.dumps([[(result.step, result.holds) for result in results], place.commit, page]))
+said = []
+run_all([good, skipped], place, {}, resume=True, say=said.append)
+(edited,) = run_all([edits], place, {}, resume=False)
+print(json.dumps([[(result.step, result.holds) for result in results], place.commit, page, said, edited.trouble]))
 """
 
 
@@ -43,12 +49,50 @@ def test_a_failing_step_stops_the_release_and_is_told(tmp_path: Path) -> None:
         subprocess.run(["git", "-C", str(root), *line], check=True)
     command = [sys.executable, "-c", PROGRAM, str(root), str(tmp_path / "work")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    results, commit, page = json.loads(done.stdout)
-    assert results == [["good", True], ["bad", False]]
+    results, commit, page, said, trouble = json.loads(done.stdout)
+    assert results == [["good", True], ["skipped", True], ["bad", False]]
     assert f"`{commit[:12]}`" in page
     assert "said: one" in page
     assert "so it is" in page
     assert "| later | what comes after | not run |" in page
+    assert said[0] == f"good: held on {commit[:12]}"
+    assert said[1] == "skipped: that it is left out", "what was left out is tried again"
+    assert ".gitignore" in trouble, "a step that changes the clone proves another product"
+
+
+def called(module: str, call: str) -> Any:
+    """What a function of the release returns."""
+    program = f"import json\nfrom pathlib import Path\nfrom {module} import *\nprint(json.dumps({call}))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_step_tries_what_is_installed() -> None:
+    """A path of modules would come before the wheel."""
+    outside = {"PATH": "/bin", "HOME": "/root", "PYTHONPATH": "/clone", "PYTEST_ADDOPTS": "-x", "SWEEPERD_SWEEP": "{}"}
+    servers = {"SWEEPERD_TEST_SERVERS": "/redis-server", "SWEEPERD_RELEASE_IMAGE": "sweeperd:1"}
+    inside = called("proof.release.runner", f"environment({outside | servers}, Path('/venv'))")
+    assert inside == servers | {"PATH": "/venv:/bin", "HOME": "/root"}
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no clone")
+def test_a_wheel_of_another_commit_is_refused(tmp_path: Path) -> None:
+    """Its version may be the same."""
+    call = f"differing(Path({str(tmp_path)!r}))"
+    assert "sweeperd/scripts/sweep/expire.lua" in called("proof.release.install", call)
+    installed = tmp_path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    shutil.copytree(ROOT / "sweeperd", installed / "sweeperd", ignore=shutil.ignore_patterns("__pycache__"))
+    assert called("proof.release.install", call) == []
+    (installed / "sweeperd" / "__main__.py").write_text("")
+    assert called("proof.release.install", call) == ["sweeperd/__main__.py"]
+
+
+def test_another_version_cannot_be_proven() -> None:
+    command = [sys.executable, "-m", "proof.release", "9.9.9"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "as sweeperd/__init__.py says" in done.stderr
 
 
 def test_without_a_cluster_kubernetes_is_left_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from sweeperd.sweep.kind import Outcome
 from tests.lua.kinds.forms import EACH
 from tests.lua.kinds.test_forms import HOLD, loaded
 
-SETTINGS = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 #: The texts at these paths, each a JSON array of names, or false; or why the text is no object.
 READ = Script(
     "read",
@@ -101,7 +101,7 @@ rows = st.lists(
 
 
 @given(items=st.one_of(rows, values))
-@settings(SETTINGS, max_examples=40)
+@settings(SETTINGS)
 def test_all_elements_are_moved_or_none(client: redis.Redis, items: Any) -> None:
     stock = {f"stock:{sku}": {"hash": {"free": "0", "held": "5"}} for sku in ("a", "b", "x:y")}
     hold = HOLD | {

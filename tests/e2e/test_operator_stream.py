@@ -143,7 +143,7 @@ def test_it_follows_over_a_restart_of_redis(redis_binary: Binary) -> None:
                 assert follower.ids == ["before", "one", "two"]
                 assert follower.noted("available again")
                 follower.process.send_signal(end)
-                assert follower.process.wait(10) == 0
+                assert follower.process.wait(60) == 0
                 assert len(follower.notes) == len(set(follower.notes)), "each trouble is told once"
                 assert not follower.noted("Traceback")
 

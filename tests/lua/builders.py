@@ -223,7 +223,9 @@ class World:
         for name in names:
             pipeline.type(name).pttl(name)
         told = pipeline.execute()
-        types, ttls = told[::2], told[1::2]
+        # One with a TTL may have ended meanwhile.
+        found = [each for each in zip(names, told[::2], told[1::2], strict=True) if each[1] != b"none"]
+        names, types, ttls = zip(*found, strict=True) if found else ((), (), ())
         readers = {
             b"string": pipeline.get,
             b"hash": pipeline.hgetall,

@@ -132,7 +132,7 @@ def waits(thread: threading.Thread) -> bool:
     return frame is not None and (frame.f_code.co_filename, frame.f_code.co_name) == (threading.__file__, "wait")
 
 
-def eventually(condition: Callable[..., Any], limit: float = 20.0, pause: float = 0.1) -> Any:
+def eventually(condition: Callable[..., Any], limit: float = 60.0, pause: float = 0.1) -> Any:
     """
     Wait until the condition holds and return what it gave; fails after `limit` seconds. To ask costs CPU that others
     wait for, so the longer the wait was, the longer is the next pause, up to `pause` seconds.
@@ -256,7 +256,7 @@ def http_get(address: str, path: str) -> tuple[int, str]:
 class Daemon:
     """A running `sweeperd` process, its log and its HTTP port."""
 
-    def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = (), limit: float = 20.0) -> None:
+    def __init__(self, env: Mapping[str, str], log: Path, wrapper: Sequence[str] = (), limit: float = 60.0) -> None:
         """Raises AssertionError if it has not started within `limit` seconds; it is ended then."""
         self._log = log
         with log.open("ab") as output:
@@ -302,7 +302,7 @@ class Daemon:
         """SIGHUP."""
         self.process.send_signal(signal.SIGHUP)
 
-    def terminate(self, limit: float = 20.0) -> int:
+    def terminate(self, limit: float = 60.0) -> int:
         """SIGTERM; returns the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(limit)

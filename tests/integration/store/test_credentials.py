@@ -86,18 +86,18 @@ def test_the_command_runs_again_at_once_if_redis_refuses(own_server: Server, tmp
 
 def test_the_async_ledger(own_server: Server, tmp_path: Path) -> None:
     with redis.Redis.from_url(own_server.url) as admin:
-        rotation = Rotation([admin], tmp_path, ALL, lifetime=1)
+        rotation = Rotation([admin], tmp_path, ALL, lifetime=3)
 
         async def work() -> None:
             async with AsyncLedger.from_url(own_server.url, user=USER, password=rotation.command) as ledger:
                 await ledger.open_budget("s", "TOKENS", 10)
-                with rotation.turning(0.4):
+                with rotation.turning(1.2):
                     while rotation.runs < 3:
                         await asyncio.gather(*(ledger.budget("s", "TOKENS") for _ in range(5)))
                 rotation.turn()
                 rotation.disconnect()
                 # asyncio may not have read yet that it was closed, and the command may have run less than a second ago.
-                found, until = None, time.monotonic() + 20
+                found, until = None, time.monotonic() + 60
                 while found is None and time.monotonic() < until:
                     with suppress(RedisUnavailable):
                         found = await ledger.budget("s", "TOKENS")

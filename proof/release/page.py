@@ -24,7 +24,7 @@ def render(
         f"What `python -m proof.release {version}` found. [Contributing](../../CONTRIBUTING.md#releasing) says how to "
         "repeat it, and [proofs](../../proof/README.md) what each verdict judges.",
         "Commands, series and plots are an artifact of the release workflow. Its job `machines` proves the image, "
-        " the blocks for systemd and cron, and the README's commands.",
+        "the blocks for systemd and cron, and the README's commands.",
         "",
         _commits(run, differing),
         "",

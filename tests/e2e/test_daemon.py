@@ -40,7 +40,7 @@ def test_every_counter_of_the_sweep_goes_up_with_its_effect(
         assert budget(client) == (0, 15)
 
         client.delete("budget:tenant:acme:TOKENS")
-        reserve(client, ["no-budget"], scopes=["tenant:acme", "tenant:other"])
+        reserve(client, ["no-budget"], scopes=["tenant:acme", "tenant:other"], overdue_by=-3000)
         client.delete("budget:tenant:other:TOKENS")
         client.zadd("reservation:ttl", {"orphan": 1})
         client.hset("reservation:res_done", mapping={"state": "COMMITTED"})

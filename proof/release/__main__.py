@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 
 from proof.release.page import render
-from proof.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, environment, run_all
+from proof.release.runner import DATA, EVIDENCE, WITHOUT_FINDINGS, Place, differing_files, run_all, step_environment
 from proof.release.step import Step, read
 from proof.release.steps import steps
 from sweeperd import __version__
@@ -60,13 +60,8 @@ def main(
         raise click.UsageError(f"this is {__version__}, as sweeperd/__init__.py says")
     chosen = choose(all_steps, only)
     clone(place)
-    results = run_all(
-        chosen,
-        place,
-        environment(os.environ, work / "venv" / "bin"),
-        resume=resume,
-        say=lambda text: click.echo(text, err=True),
-    )
+    env = step_environment(os.environ, work / "venv" / "bin")
+    results = run_all(chosen, place, env, resume=resume, say=lambda text: click.echo(text, err=True))
     target = ROOT / EVIDENCE / f"{version}.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     found = [read(place.results, step.name) for step in all_steps]

@@ -1,5 +1,6 @@
 """`python -m proof.release.install DIST VENV` installs the wheel into a new environment and runs its demo there."""
 
+import filecmp
 import subprocess
 import sys
 import sysconfig
@@ -10,14 +11,17 @@ from proof.release.figures import keep
 
 
 def main() -> int:
-    """Exit code 1 if the wheel has not each file as in this clone. Raises subprocess.CalledProcessError."""
+    """
+    Exit code 1 if the wheel was not built from this clone. Raises subprocess.CalledProcessError if a command of the
+    installed package fails.
+    """
     dist, venv = Path(sys.argv[1]), Path(sys.argv[2])
     wheel = next(dist.glob("*.whl"))
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(venv)], check=True)
     pip = [str(venv / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, f"{wheel}[demo]"], check=True)
-    if missing := differing(venv):
-        print(f"the wheel was not built from this commit: {', '.join(missing)}", file=sys.stderr)
+    if files := differing(venv):
+        print(f"the wheel was not built from this commit: {', '.join(files)}", file=sys.stderr)
         return 1
     sweeperd = str(venv / "bin" / "sweeperd")
     version = subprocess.run([sweeperd, "--version"], capture_output=True, text=True, check=True).stdout.strip()
@@ -35,15 +39,11 @@ def main() -> int:
 
 
 def differing(venv: Path) -> list[str]:
-    """The files of the package that this environment has not as they are in the clone."""
+    """The files of the package that are missing in this environment, or differ from those of the clone."""
     listed = subprocess.run(["git", "ls-files", "sweeperd"], capture_output=True, text=True, check=True).stdout.split()
     installed = Path(sysconfig.get_path("purelib", vars={"base": str(venv), "platbase": str(venv)}))
-    return [name for name in listed if not same(Path(name), installed / name)]
-
-
-def same(one: Path, other: Path) -> bool:
-    """Whether both are there and have the same bytes."""
-    return other.exists() and one.read_bytes() == other.read_bytes()
+    _, different, missing = filecmp.cmpfiles(".", installed, listed, shallow=False)
+    return different + missing
 
 
 if __name__ == "__main__":

@@ -22,11 +22,11 @@ TAIL = 4000
 EVIDENCE, DATA = "docs/evidence", "dist/evidence"
 #: Changes of these files and folders leave the product as it is, so results of a commit before them still count.
 _FINDINGS = (EVIDENCE, "proof/mutants/results", "proof/mutants/explained.toml")
-#: Variables of the environment that change what a step tries; and those of them that say what to try it on.
-_ASIDE = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "SWEEPERD_")
-_ASKED = ("SWEEPERD_TEST_SERVERS", "SWEEPERD_RELEASE_")
 #: What tells git to leave them out.
 WITHOUT_FINDINGS = ("--", ".", *(f":(exclude){path}*" for path in _FINDINGS))
+#: Prefixes of variables that would change what a step tries, and the exceptions, which say what to try it on.
+_REMOVED = ("PYTHON", "PYTEST_", "VIRTUAL_ENV", "SWEEPERD_")
+_PASSED_ON = ("SWEEPERD_TEST_SERVERS", "SWEEPERD_RELEASE_")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Place:
 
     @property
     def changed(self) -> str:
-        """The files of the clone that are not as in its commit."""
+        """The files of the clone that differ from its commit."""
         return self._in_clone("status", "--porcelain", "--untracked-files=no")
 
     def _in_clone(self, *arguments: str) -> str:
@@ -71,13 +71,15 @@ class Place:
         return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def environment(outside: Mapping[str, str], first: Path) -> dict[str, str]:
+def step_environment(outside: Mapping[str, str], first: Path) -> dict[str, str]:
     """
-    What the steps get of the environment outside, with the folder `first` first on the PATH. Nothing that says where
-    Python looks for modules, which would be before what is installed; no options of pytest, and no settings.
+    The environment of the steps, with the folder `first` first on the PATH. It has no options of pytest, no settings,
+    and no PYTHONPATH, because Python would import the clone instead of the wheel that is installed.
     """
-    kept = {name: text for name, text in outside.items() if name.startswith(_ASKED) or not name.startswith(_ASIDE)}
-    return kept | {"PATH": f"{first}{os.pathsep}{outside['PATH']}"}
+    passed = {
+        name: text for name, text in outside.items() if name.startswith(_PASSED_ON) or not name.startswith(_REMOVED)
+    }
+    return passed | {"PATH": f"{first}{os.pathsep}{outside['PATH']}"}
 
 
 def differing_files(place: Place, commits: Sequence[str]) -> list[str] | None:

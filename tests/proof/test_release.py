@@ -71,7 +71,7 @@ def test_a_step_tries_what_is_installed() -> None:
     """A path of modules would come before the wheel."""
     outside = {"PATH": "/bin", "HOME": "/root", "PYTHONPATH": "/clone", "PYTEST_ADDOPTS": "-x", "SWEEPERD_SWEEP": "{}"}
     servers = {"SWEEPERD_TEST_SERVERS": "/redis-server", "SWEEPERD_RELEASE_IMAGE": "sweeperd:1"}
-    inside = called("proof.release.runner", f"environment({outside | servers}, Path('/venv'))")
+    inside = called("proof.release.runner", f"step_environment({outside | servers}, Path('/venv'))")
     assert inside == servers | {"PATH": "/venv:/bin", "HOME": "/root"}
 
 
@@ -86,6 +86,16 @@ def test_a_wheel_of_another_commit_is_refused(tmp_path: Path) -> None:
     assert called("proof.release.install", call) == []
     (installed / "sweeperd" / "__main__.py").write_text("")
     assert called("proof.release.install", call) == ["sweeperd/__main__.py"]
+
+
+def test_the_page_names_what_finds_a_planted_bug() -> None:
+    rows = (
+        "| no-grace | no grace | 7 | nothing expires early: r-1 |\n| lost | one is lost | - | not within 200 seeds |\n"
+    )
+    text = f"{rows}1 of 2 planted bugs found; missed: lost\n"
+    figures = called("proof.release.readers", f"bugs(Output(1, {text!r}, Path()))")
+    assert figures["by seed"] == "no-grace 7 (nothing expires early)"
+    assert figures["missed"] == "lost"
 
 
 def test_another_version_cannot_be_proven() -> None:

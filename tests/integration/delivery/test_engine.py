@@ -334,18 +334,23 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
         assert not read_filters(shard).processes
 
 
+def load(shard: Shard, wanted: list[dict[str, Any]], runs: list[Running]) -> None:
+    """Start a dispatcher with these endpoints, which takes over from the last run."""
+    run = Running(shard, wanted, runs[-1].dispatcher._metrics if runs else Metrics())
+    if runs:
+        run.dispatcher.adopt(runs[-1].dispatcher)
+    run.dispatcher.prepare()
+    run.dispatcher.start()
+    runs.append(run)
+
+
 def test_a_task_from_before_a_reload_may_run_beside_the_new_one(
     shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both remove an endpoint that an earlier reload has removed."""
-    some, metrics, runs = endpoints("http://127.0.0.1:9", 2), Metrics(), list[Running]()
+    some, runs = endpoints("http://127.0.0.1:9", 2), list[Running]()
     for wanted in (some, some[:1], some[:1]):
-        run = Running(shard, wanted, metrics)
-        if runs:
-            run.dispatcher.adopt(runs[-1].dispatcher)
-        run.dispatcher.prepare()
-        run.dispatcher.start()
-        runs.append(run)
+        load(shard, wanted, runs)
     first, second, third = (run.dispatcher for run in runs)
     gone = first.lanes[1]
     eventually(gone.ended.is_set)
@@ -367,14 +372,9 @@ def test_a_task_from_before_a_reload_may_run_beside_the_new_one(
 def test_an_endpoint_that_comes_back_begins_as_a_new_one(shard: Shard, client: redis.Redis) -> None:
     """A reload had removed it, and then an operator its group."""
     with Receiver() as receiver:
-        both, metrics, runs = endpoints(receiver.url, 2), Metrics(), list[Running]()
+        both, runs = endpoints(receiver.url, 2), list[Running]()
         for some in (both, both[:1], both):
-            run = Running(shard, some, metrics)
-            if runs:
-                run.dispatcher.adopt(runs[-1].dispatcher)
-            run.dispatcher.prepare()
-            run.dispatcher.start()
-            runs.append(run)
+            load(shard, some, runs)
             if some is not both:
                 client.xgroup_destroy(EVENTS, "e1")
                 client.hdel("sweeperd:groups", "e1")

@@ -14,6 +14,8 @@ _TOKEN = re.compile(
 )
 _COMPARISON = {"==": "~=", "~=": "==", "<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 _ARITHMETIC = {"+": "-", "-": "+", "*": "/", "/": "*", "%": "*"}
+#: `text + 0` is how a script makes a number of a text; `text - 0` is the same number.
+_ZERO = re.compile(r"[+-] 0(?![\w.])")
 #: After these a minus is a sign.
 _BEFORE_SIGN = {"(", ",", "=", "{", "return", "and", "or", "==", "~=", "<", "<=", ">", ">=", "[", "then", "not"}
 
@@ -40,7 +42,7 @@ def _operators(file: str, text: str) -> Iterator[Mutant]:
         signed = operator == "-" and previous in _BEFORE_SIGN
         if operator in _COMPARISON:
             yield _swapped(file, text, token.start(), operator, _COMPARISON[operator], "comparison")
-        elif operator in _ARITHMETIC and not signed:
+        elif operator in _ARITHMETIC and not signed and not _ZERO.match(text, token.start()):
             yield _swapped(file, text, token.start(), operator, _ARITHMETIC[operator], "arithmetic")
         previous = token[0]
 

@@ -32,6 +32,12 @@ assert set(report.explanations()) <= survivors, set(report.explanations()) - sur
 for path in choice.script_files():
     assert [test for test in choice.tests_of(path) if not (choice.ROOT / test).exists()] == [], path
 """
+SUMS = """
+from proof.mutants import lua
+
+for mutant in lua.mutants("some.lua", "local sum = text + 0\\nlocal rest = 1 - 0\\nreturn sum + 0.5 + 01\\n"):
+    print(mutant.after)
+"""
 
 
 def run(program: str, *arguments: str) -> str:
@@ -44,6 +50,10 @@ def run(program: str, *arguments: str) -> str:
 @pytest.mark.slow
 def test_each_explained_mutant_is_kept_as_a_survivor_and_each_script_has_tests() -> None:
     run(KEPT)
+
+
+def test_a_sum_with_0_makes_no_mutant() -> None:
+    assert run(SUMS).splitlines() == ["return sum - 0.5 + 01", "return sum + 0.5 - 01"]
 
 
 @pytest.mark.slow

@@ -268,8 +268,8 @@ class _Results:
         elif self._verbose:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
-            reservation = shortened(str(body.get("data", {}).get("reservation_id", "unknown")))
-            text = f"{what}, reservation {reservation} of {shortened(decode(letter.tenant))}"
+            of = f" of {shortened(decode(letter.tenant))}" if letter.tenant else ""
+            text = f"{what}, reservation {shortened(_reservation(body)) or 'unknown'}{of}"
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[problem] += 1
 
@@ -293,6 +293,12 @@ def _age(letter: DeadLetter, now: dict[str, int]) -> float:
     return max(0.0, (now[letter.shard] - letter.at_ms) / 1000)
 
 
+def _reservation(body: Mapping[str, Any]) -> str:
+    """The id of the reservation, or of the entry of a kind; empty if the event is about neither."""
+    data = body.get("data", {})
+    return str(data.get("reservation_id") or data.get("id") or "")
+
+
 def _cells(letter: DeadLetter, age: float) -> list[object]:
     body = letter.body or {}
     return [
@@ -303,6 +309,6 @@ def _cells(letter: DeadLetter, age: float) -> list[object]:
         letter.reason,
         letter.attempts,
         decode(letter.tenant),
-        body.get("data", {}).get("reservation_id", ""),
+        _reservation(body),
         body.get("event_id", "(lost)"),
     ]

@@ -258,8 +258,10 @@ def _replay(endpoint: EndpointDocument) -> str:
 
 
 def _trouble(status: ShardStatus, endpoint: EndpointDocument) -> str:
-    if endpoint.paused_at is not None:
+    if endpoint.paused_at:
         return f"{endpoint.paused_reason}, {span((status.now_ms - endpoint.paused_at) / 1000)} ago"
+    if endpoint.paused_at is not None:
+        return endpoint.paused_reason  # since an unknown time: its record cannot be read
     if endpoint.circuit_open:
         where = f"on {endpoint.open_on} of {endpoint.processes}"
         return f"{where}, {endpoint.failures} failures in a row: {endpoint.failure}"

@@ -27,6 +27,7 @@ from sweeperd.config.templates import (
     pattern_of,
 )
 from sweeperd.config.types import (
+    OWN_KEYS,
     PositiveDuration,
     PositiveRetention,
     Retention,
@@ -42,8 +43,7 @@ RESERVED_NAMES = {"reservation", "reservations", "system", "webhook", "sweeperd"
 OWN_DATA = {"id", "expires_at", "expired_at", "missing"}
 #: The fields of the hash that sweeperd sets.
 OWN_FIELDS = {"expired_at", "dismissed_at", "quarantined_at", "quarantine_reason", "quarantine_detail"}
-#: The prefixes of sweeperd's keys, and of reservations' keys if they are swept.
-OWN_KEYS = "sweeperd:"
+#: The prefixes of reservations' keys, if they are swept.
 RESERVATION_KEYS = ("reservation:", "budget:")
 #: The most writes for one entry, and with `each`.
 MAX_WRITES, MAX_EACH = 64, 256

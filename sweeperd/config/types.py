@@ -22,6 +22,8 @@ from sweeperd import redis_url
 from sweeperd.config.commands import command
 from sweeperd.config.secrets import fetched, fetched_secret, unread
 
+#: How the names of sweeperd's own keys begin, after the prefix.
+OWN_KEYS = "sweeperd:"
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 #: The present time plus a duration must stay within what Redis and Python can hold.
 _YEAR = timedelta(days=365)
@@ -203,7 +205,12 @@ OptionalProxyUrl = Annotated[Annotated[SecretStr, AfterValidator(_proxy_url)] | 
 
 
 def check_prefix(url: RedisUrl, prefix: str) -> None:
-    """Raises ValueError if the scripts' keys would be spread over the slots of a Cluster, where no script could run."""
+    """
+    Raises ValueError if the keys could be taken for sweeperd's own under a shorter prefix, which `uninstall` removes,
+    or would be spread over the slots of a Cluster, where no script could run.
+    """
+    if OWN_KEYS in prefix:
+        raise ValueError(f'must not hold "{OWN_KEYS}", which begins the names of sweeperd\'s own keys')
     topology = redis_url.parse(current_url(url)).topology
     if topology is redis_url.Topology.CLUSTER and not redis_url.hash_tag(prefix):
         raise ValueError(

@@ -130,8 +130,8 @@ class _Client:
         `redis+sentinel://` or `redis+cluster://`. `user` and `password` are as `redis.user` and `redis.password`, and
         may be `exec:COMMAND`. `prefix` is `keys.prefix`. The first call connects.
 
-        Raises ValueError if the URL is invalid, and for a Cluster if the prefix has no hash tag. An AsyncLedger raises
-        ValueError for every Cluster.
+        Raises ValueError if the URL is invalid, if the prefix holds `sweeperd:`, and for a Cluster if the prefix has no
+        hash tag. An AsyncLedger raises ValueError for every Cluster.
         """
         settings = RedisSettings.model_validate({"url": url, "user": user, "password": password})
         check_prefix(settings.url, prefix)

@@ -5,8 +5,9 @@ import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from sweeperd.config.kinds import OWN_KEYS, RESERVATION_KEYS, KindSettings, may_overlap
+from sweeperd.config.kinds import RESERVATION_KEYS, KindSettings, may_overlap
 from sweeperd.config.templates import ID, Amount, Command, Field, Word, bare, fields_of, parse_word
+from sweeperd.config.types import OWN_KEYS
 from sweeperd.store.scripts import expand
 
 #: The globals of Redis that a user's script must not see. What else a server has is found out there.

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -288,6 +289,13 @@ def test_a_silent_process_is_shown_in_red(browser: Browser, width: int) -> None:
         )
         assert rows == [["host-1-17-aaaaaa", False], ["host-2-18-bbbbbb", True]]
         assert overflowing(page) == []
+
+
+def test_a_pause_whose_record_cannot_be_read_has_no_age(browser: Browser) -> None:
+    paused = endpoint_status("hook", state="paused", paused_at=0, paused_reason="the entry cannot be read")
+    with opened(browser, ["hook"], changed(endpoints=(paused,))) as page:
+        page.shows("the entry cannot be read")
+        assert re.search(r"for \d+ d", page.text) is None
 
 
 def test_an_endpoint_that_falls_behind_says_so_beside_its_state(browser: Browser) -> None:

@@ -245,7 +245,8 @@
 
   function explained(endpoint, now) {
     const parts = [];
-    if (endpoint.paused_at !== null) parts.push(`for ${span(between(endpoint.paused_at, now))}`);
+    // The moment is 0 if the record of a pause cannot be read.
+    if (Date.parse(endpoint.paused_at)) parts.push(`for ${span(between(endpoint.paused_at, now))}`);
     if (endpoint.state === "muted") parts.push(`for ${span(endpoint.muted_seconds)} more`);
     if (endpoint.processes > 1 && endpoint.open_on) parts.push(`on ${endpoint.open_on} of ${endpoint.processes}`);
     if (endpoint.state === "open") parts.push(`${plural(endpoint.failures, "failure", "failures")} in a row`);

@@ -78,7 +78,16 @@ def test_a_letter_whose_id_is_a_number_is_named(invoke: Run, client: redis.Redis
     letter = {"endpoint": "billing", "event": "1-1", "id": "one", "type": "other", "data": '{"reservation_id": 7}'}
     append(client, DEAD, letter)
     result = invoke("dead-letters", "replay", "--all", "--verbose", "--yes", endpoints=ENDPOINTS)
-    assert (result.exit_code, "reservation 7 of" in result.stdout) == (1, True), result.output
+    assert (result.exit_code, "reservation 7: " in result.stdout) == (1, True), result.output
+
+
+def test_a_letter_of_a_kind_names_its_entry(invoke: Run, client: redis.Redis) -> None:
+    letter = {"endpoint": "billing", "event": "1-1", "id": "h1", "type": "seat.released", "data": '{"id": "h1"}'}
+    append(client, DEAD, letter)
+    head, row = invoke("dead-letters", "list").stdout.splitlines()
+    assert dict(zip(head.split("\t"), row.split("\t"), strict=True))["reservation"] == "h1"
+    result = invoke("dead-letters", "replay", "--all", "--verbose", "--yes", endpoints=ENDPOINTS)
+    assert ", reservation h1: " in result.stdout, result.output
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])

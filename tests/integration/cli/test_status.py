@@ -194,6 +194,13 @@ def test_hostile_names(sweeperd: Sweeperd, client: redis.Redis) -> None:
     assert sweeperd("status", "--json", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING).document
 
 
+def test_a_pause_whose_record_cannot_be_read_has_no_age(sweeperd: Sweeperd, client: redis.Redis) -> None:
+    client.hset("sweeperd:endpoints", "billing", "nonsense")
+    ran = sweeperd("status", SWEEPERD_WEBHOOKS__ENDPOINTS=BILLING)
+    (row,) = [line for line in ran.out.splitlines() if "cannot be read" in line]
+    assert " ago" not in row
+
+
 @contextlib.contextmanager
 def ended(process: "subprocess.Popen[Any]") -> Iterator[None]:
     """No process outlives its test, however the test ends."""

@@ -43,6 +43,17 @@ def test_the_same_redis_with_another_prefix_is_another_shard(config: Load) -> No
     assert len(config("", {"SWEEPERD_SHARDS": json.dumps(shards)}).all_shards) == 2
 
 
+@pytest.mark.parametrize("prefix", ["sweeperd:", "sweeperd:b:", "a:sweeperd:"])
+def test_no_prefix_holds_the_beginning_of_sweeperds_own_keys(prefix: str, config: Load) -> None:
+    """`uninstall` of the shard with the shorter prefix would remove the reservations of the other."""
+    shards = [{"name": each, "url": "redis://one/0", "prefix": each} for each in ("a", prefix)]
+    shards[1]["name"] = "b"
+    with pytest.raises(ConfigError, match=r"shards\[1\]\.prefix: must not hold \"sweeperd:\""):
+        config("", {"SWEEPERD_SHARDS": json.dumps(shards)})
+    with pytest.raises(ConfigError, match=r"keys\.prefix: must not hold \"sweeperd:\""):
+        config("", {"SWEEPERD_KEYS__PREFIX": prefix})
+
+
 def test_an_event_is_known_by_its_shard(config: Load) -> None:
     """The same reservation id may be in use on two of them."""
     eu, us = open_shards(config(SHARDS))

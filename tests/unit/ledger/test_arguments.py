@@ -66,6 +66,11 @@ def test_from_url_wants_a_hash_tag_for_a_cluster() -> None:
     Ledger.from_url("redis+cluster://127.0.0.1:7000", prefix="{a}:").close()
 
 
+def test_from_url_refuses_a_prefix_that_holds_sweeperds() -> None:
+    with pytest.raises(ValueError, match="sweeperd's own keys"):
+        Ledger.from_url("redis://127.0.0.1", prefix="sweeperd:b:")
+
+
 def test_help_shows_the_whole_api() -> None:
     for name in ledger.__all__:
         thing = getattr(ledger, name)

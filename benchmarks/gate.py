@@ -58,38 +58,34 @@ class Judgement:
     ratio: str
     server: str
     before: float | None
-    now: float
+    now: float | None
     goal: Goal
 
     @property
     def worsening(self) -> float | None:
-        """The part by which the ratio is worse, negative if it is better; None if nothing was measured before."""
-        return None if self.before is None else self.goal.worsening(self.before, self.now)
+        """The part by which the ratio is worse, negative if it is better; None if it was not measured both times."""
+        return None if self.before is None or self.now is None else self.goal.worsening(self.before, self.now)
 
     @property
     def holds(self) -> bool:
-        """Whether it is good enough. What has no baseline is not: a gate that judges nothing would let all pass."""
-        if self.before is None or self.worsening is None:
+        """Whether it is good enough. What cannot be compared is not: a gate that judges nothing would let all pass."""
+        if self.before is None or self.now is None or self.worsening is None:
             return False
         return self.worsening <= self.goal.tolerance or abs(self.now - self.before) <= self.goal.noise
 
 
 def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseline: Baseline) -> list[Judgement]:
-    """Every ratio that has a goal, on every server that it was measured on."""
-    return [
-        Judgement(
-            row.name,
-            name,
-            one.server,
-            baseline.get(one.server, {}).get(row.name, {}).get(name),
-            one.median(name),
-            goal,
-        )
-        for row in rows
-        for one in results[row.name]
-        for name, goal in row.goals.items()
-        if all(name in sample.ratios for sample in one.samples)
-    ]
+    """Every ratio that has a goal, on every server that it was measured on, now or for the baseline."""
+    judgements = []
+    for row in rows:
+        for one in results[row.name]:
+            before = baseline.get(one.server, {}).get(row.name, {})
+            for name, goal in row.goals.items():
+                measured = all(name in sample.ratios for sample in one.samples)
+                if measured or name in before:
+                    now = one.median(name) if measured else None
+                    judgements.append(Judgement(row.name, name, one.server, before.get(name), now, goal))
+    return judgements
 
 
 def read_baseline(path: Path) -> Baseline:
@@ -103,7 +99,8 @@ def update(judgements: Sequence[Judgement], path: Path) -> None:
     before = read_baseline(path)
     baseline = {server: {row: dict(ratios) for row, ratios in rows.items()} for server, rows in before.items()}
     for one in judgements:
-        baseline.setdefault(one.server, {}).setdefault(one.row, {})[one.ratio] = round(one.now, 3)
+        if one.now is not None:
+            baseline.setdefault(one.server, {}).setdefault(one.row, {})[one.ratio] = round(one.now, 3)
     path.write_text(json.dumps(baseline, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -113,14 +110,16 @@ def table(judgements: Sequence[Judgement]) -> Grid:
     for one in judgements:
         worsening = one.worsening
         change = "" if worsening is None else f"{abs(worsening):.0%} {'worse' if worsening > 0 else 'better'}"
-        verdict = "no baseline" if worsening is None else "yes" if one.holds else "no"
+        verdict = "yes" if one.holds else "no"
+        if one.before is None or one.now is None:
+            verdict = "no baseline" if one.before is None else "not measured"
         before = "" if one.before is None else number(one.before)
         lines.append(
             [
                 f"{one.row} {one.ratio}",
                 one.server,
                 before,
-                number(one.now),
+                "" if one.now is None else number(one.now),
                 change,
                 f"{one.goal.tolerance:.0%} worse",
                 verdict,

@@ -74,6 +74,13 @@ def gate(output: Output) -> Figures:
     }
 
 
+def planted(output: Output) -> Figures:
+    """Like `gate`. Raises ValueError if no ratio was refused: the exit code may have another cause."""
+    if all(row[-1] != "no" for row in _gate_rows(output.text)):
+        raise ValueError("the gate has refused no ratio")
+    return gate(output)
+
+
 def document(output: Output) -> Figures:
     """Of a command of this folder: the figures that it kept."""
     found = json.loads((output.directory / figures.NAME).read_text(encoding="utf-8"))

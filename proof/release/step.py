@@ -40,6 +40,8 @@ class Step:
     env: Mapping[str, str] = field(default_factory=dict)
     #: Files of the command that are kept with the evidence.
     keeps: tuple[str, ...] = ()
+    #: It judges the findings, which may change while the product does not, so it is never left out.
+    judges_findings: bool = False
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,10 @@ edits = Step("edits", "that it holds", (sys.executable, "-c", "open('.gitignore'
 results = run_all([good, skipped, bad, later], place, {}, resume=False)
 kept = [read(place.results, step.name) for step in (good, bad, later)]
 page = render("0.1.0", [good, bad, later], kept)
+judge = Step("judge", "what may change", good.command, judges_findings=True)
+run_all([judge], place, {}, resume=False)
 said = []
-run_all([good, skipped], place, {}, resume=True, say=said.append)
+run_all([good, skipped, judge], place, {}, resume=True, say=said.append)
 (edited,) = run_all([edits], place, {}, resume=False)
 print(json.dumps([[(result.step, result.holds) for result in results], place.commit, page, said, edited.trouble]))
 """
@@ -57,6 +59,7 @@ def test_a_failing_step_stops_the_release_and_is_told(tmp_path: Path) -> None:
     assert "| later | what comes after | not run |" in page
     assert said[0] == f"good: held on {commit[:12]}"
     assert said[1] == "skipped: that it is left out", "what was left out is tried again"
+    assert "judge: what may change" in said, "what judges the findings judges them anew"
     assert ".gitignore" in trouble, "a step that changes the clone proves another product"
 
 
@@ -96,6 +99,16 @@ def test_the_page_names_what_finds_a_planted_bug() -> None:
     figures = called("proof.release.readers", f"bugs(Output(1, {text!r}, Path()))")
     assert figures["by seed"] == "no-grace 7 (nothing expires early)"
     assert figures["missed"] == "lost"
+
+
+@pytest.mark.parametrize("verdict", ["no baseline", "yes"])
+def test_a_planted_slowdown_is_refused_by_its_ratio(verdict: str) -> None:
+    """Without a baseline the exit code is the same."""
+    table = f"| throughput limit | Redis 8.2 | 0.8 | 0.6 | 25% worse | 20% worse | {verdict} |\n"
+    program = f"from pathlib import Path\nfrom proof.release.readers import *\nplanted(Output(1, {table!r}, Path()))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "the gate has refused no ratio" in done.stderr
+    assert called("proof.release.readers", f"planted(Output(1, {table.replace(verdict, 'no')!r}, Path()))")
 
 
 def test_another_version_cannot_be_proven() -> None:

@@ -1,7 +1,8 @@
 """
 `python -m proof.release 0.1.0`: prove this version from a clean clone, and write docs/evidence/0.1.0.md.
 
-Exit code 0 where every step holds, 1 where one does not, 2 for a bad option or a working tree with changes.
+Exit code 0 where every step that could be tried holds, 1 where one does not, 2 for a bad option or a working tree with
+changes. The page names what was not tried.
 """
 
 import os

@@ -53,6 +53,8 @@ FAILING = 60.0
 TRIES = 200
 #: A seed that takes longer is stuck, seconds of the processor.
 LONGEST = 300
+#: How a failure begins that is none of the product, and why one is that has run for too long.
+BROKEN, TOO_LONG = "the simulation itself", f"it took {LONGEST} s of CPU time"
 #: Attributes of every log record.
 DEFAULT_TIMING = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}
 
@@ -292,7 +294,7 @@ def simulate(plan: Plan, trace_file: Any = None, recorder: Recorder | None = Non
     except Failure as found:
         failure = str(found)
     except Exception as error:
-        failure = f"the simulation itself: {''.join(traceback.format_exception(error))}"
+        failure = f"{BROKEN}: {''.join(traceback.format_exception(error))}"
     accepted = [len(each) for receiver in simulation.receivers.values() for each in receiver.accepted.values()]
     return Report(
         plan.seed,
@@ -358,8 +360,8 @@ def reports(options: argparse.Namespace, seeds: Iterator[int]) -> Iterator[Repor
             else:
                 code = os.waitstatus_to_exitcode(status)
                 too_long = code == -signal.SIGPROF
-                why = f"it took {LONGEST} s of CPU time" if too_long else f"its process ended with {code}"
-                yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"the simulation itself: {why}")
+                why = TOO_LONG if too_long else f"its process ended with {code}"
+                yield Report(seed, 0, 0, 0, 0, 0, 0, "", [], f"{BROKEN}: {why}")
     finally:
         for _, child, reading in started:  # the caller takes no further report, so these seeds end
             os.kill(child, signal.SIGKILL)
@@ -390,7 +392,7 @@ def invariants() -> int:
 def find_planted(options: argparse.Namespace) -> int:
     """
     Look for each planted bug with one seed after the other. Returns 1 if one was not found. A seed that fails without
-    the bug too has not found it, nor has a traceback: there the bug itself is broken.
+    the bug too has not found it, nor has a traceback: there the bug itself is broken. One that never ends has.
     """
     missed, tried = [], 0
     for name in options.plant.split(",") if options.plant else PLANTED:
@@ -401,7 +403,8 @@ def find_planted(options: argparse.Namespace) -> int:
         if found:
             options.plant = ""
             (without,) = reports(options, iter([found.seed]))
-            if without.failure or found.failure.startswith("no traceback in the log"):
+            broken = found.failure.startswith(("no traceback in the log", BROKEN)) and TOO_LONG not in found.failure
+            if without.failure or broken:
                 found, result = None, f"- | says nothing: {result}"
         if found is None:
             missed.append(name)

@@ -188,7 +188,7 @@ def _change_letters(
         return verb.question.format(letters) if total else ""
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:
-        letters, names = here[0](), set[str]()
+        letters, names, looked_at = here[0](), set[str](), 0
         with change.output.bar(verb.done.capitalize(), here[1].total(), hidden=verbose) as bar:
             while page := list(itertools.islice(letters, PAGE)):
                 if verb.action is Action.DROP:
@@ -199,7 +199,9 @@ def _change_letters(
                 names.update(changed)
                 for letter, problem in zip(page, problems, strict=True):
                     results.add(letter, problem)
+                looked_at += len(page)
                 bar.update(len(page))
+        results.miss(here[1].total() - looked_at)
         for name in sorted(names) if verb.action is Action.REPLAY else ():
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused; its events wait until `sweeperd endpoints resume {name}`")
@@ -272,6 +274,11 @@ class _Results:
             text = f"{what}, reservation {shortened(_reservation(body)) or 'unknown'}{of}"
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[problem] += 1
+
+    def miss(self, count: int) -> None:
+        """Letters that the operator was asked about, and that were gone then."""
+        if count > 0:
+            self._counts[Replayed.GONE.why_not] += count
 
     def end(self, change: Change) -> None:
         done = self._counts.pop("", 0)

@@ -244,12 +244,16 @@ def _change_entries(change: Change, verb: _Verb, ids: tuple[str, ...], reason: s
 
     def work(shard: Shard, here: tuple[QuarantineFilter, int]) -> Iterator[Changed]:
         wanted, count = here
+        looked_at = 0
         with change.output.bar(verb.done.capitalize(), count) as bar:
             for page in verb.act(_quarantine(change, shard, chosen.name), wanted):
                 yield _target(wanted), sum(not each.problem for each in page)
                 tally.add(shard, page)
                 add_cost(tally, shard, [each.entry for each in page if not each.problem])
+                looked_at += len(page)
                 bar.update(len(page))
+        if looked_at < count:
+            change.fail(f"{_entries(count - looked_at)} had left the quarantine by then")
 
     change.carry_out(verb.action, find, question, work, lambda here: _target(here[0]))
     _report(change, verb, tally, chosen.reasons)

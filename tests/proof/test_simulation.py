@@ -1,6 +1,7 @@
 """The simulation, each time as a process of its own: fixed seeds, and the same seed twice."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.documents import ROOT
 from tests.support.servers import binaries
 
 pytest.importorskip("greenlet")
@@ -104,3 +106,28 @@ def test_real_servers_answer_as_fakeredis_does(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1 replies differ" in done.stdout
     assert f"fakeredis: {json.dumps(wrong['reply'])}" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_planted_bug_that_is_broken_itself_is_not_found() -> None:
+    """Its patch may meet a name that is gone."""
+    program = """
+import sys
+from proof.simulation import kernel
+
+kernel.install()
+from proof.simulation import planted, run
+
+planted.PLANTED["broken"] = ("a patch that raises", lambda: 1 / 0)
+sys.argv[1:] = ["--planted", "--plant", "broken", "--minutes", "1"]
+sys.exit(run.main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONHASHSEED": "0"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, "missed: broken" in done.stdout) == (1, True), done.stdout + done.stderr

@@ -150,6 +150,22 @@ def test_what_would_not_reach_its_endpoint_is_not_replayed(invoke: Run, shard: S
     assert all(problem.startswith("1 unchanged: ") for problem in problems)
 
 
+@pytest.mark.parametrize("which", ["id", "--all"])
+@pytest.mark.parametrize("verb", ["replay", "drop"])
+def test_what_is_gone_after_the_question_is_not_passed_over(
+    verb: str, which: str, invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another operator was faster, or Redis has lost its data: nothing was done."""
+    (letter,) = give_up(shard, ["a"])
+    monkeypatch.setattr("sweeperd.cli.output.Output.confirm", lambda *_, **__: client.delete(DEAD))
+    arguments = ("dead-letters", verb, letter.decode() if which == "id" else which, "--yes")
+    result = invoke(*arguments, endpoints=ENDPOINTS)
+    assert (result.exit_code, "1 unchanged: another command" in result.stdout) == (1, True), result.output
+    (letter,) = give_up(shard, ["b"])
+    told = json.loads(invoke(*arguments[:2], letter.decode(), "--yes", "--json", endpoints=ENDPOINTS).stdout)
+    assert told["left"] == 1
+
+
 def test_a_paused_endpoint_gets_it_later(invoke: Run, shard: Shard) -> None:
     give_up(shard, ["a"])
     EndpointStateStore(shard).pause("billing", "moving house")

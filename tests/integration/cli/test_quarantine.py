@@ -12,6 +12,7 @@ from sweeperd.ops.quarantine import NOT_THERE, Quarantine, QuarantineChange, Qua
 from sweeperd.store import Shard
 from sweeperd.sweep.reservations import REASONS
 from sweeperd.text import rfc3339
+from tests.integration.cli.conftest import Run
 from tests.integration.conftest import HOSTILE, Sweeperd, only_printable
 from tests.lua.builders import DEADLINE, NOW, RID, World
 from tests.support.acl import limited
@@ -428,3 +429,14 @@ def test_ids_that_are_not_set_aside(verb: str, sweeperd: Sweeperd, client: redis
     ran = sweeperd("quarantine", verb, rid, "nobody", "nobody\x1b", rid, "--yes")
     assert (ran.code, ran.out.splitlines()[0]) == (1, f"{verb}{'d' if verb == 'requeue' else 'ed'} 1 entry")
     assert [line.split()[1] for line in ran.err.splitlines()] == ["nobody", r"nobody\x1b"]
+
+
+@pytest.mark.parametrize("which", ["id", "--all"])
+@pytest.mark.parametrize("verb", ["requeue", "dismiss"])
+def test_what_has_left_after_the_question_is_not_passed_over(
+    verb: str, which: str, invoke: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rid,) = broken(client, 1)
+    monkeypatch.setattr("sweeperd.cli.output.Output.confirm", lambda *_, **__: client.delete("sweeperd:quarantine"))
+    result = invoke("quarantine", verb, rid if which == "id" else which, "--yes")
+    assert (result.exit_code, "1 entry had left the quarantine by then" in result.stderr) == (1, True), result.output

@@ -69,9 +69,10 @@ class Judgement:
     @property
     def holds(self) -> bool:
         """Whether it is good enough. What cannot be compared is not: a gate that judges nothing would let all pass."""
-        if self.before is None or self.now is None or self.worsening is None:
+        if self.before is None or self.now is None:
             return False
-        return self.worsening <= self.goal.tolerance or abs(self.now - self.before) <= self.goal.noise
+        worsening = self.goal.worsening(self.before, self.now)
+        return worsening <= self.goal.tolerance or abs(self.now - self.before) <= self.goal.noise
 
 
 def judge(rows: Sequence[Row], results: Mapping[str, Sequence[Measured]], baseline: Baseline) -> list[Judgement]:

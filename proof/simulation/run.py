@@ -53,7 +53,7 @@ FAILING = 60.0
 TRIES = 200
 #: A seed that takes longer is stuck, seconds of the processor.
 LONGEST = 300
-#: How a failure begins that is none of the product, and why one is that has run for too long.
+#: How a failure begins that no invariant has found, and the reason of a seed that was stuck.
 BROKEN, TOO_LONG = "the simulation itself", f"it took {LONGEST} s of CPU time"
 #: Attributes of every log record.
 DEFAULT_TIMING = frozenset(vars(logging.makeLogRecord({}))) | {"message", "taskName"}

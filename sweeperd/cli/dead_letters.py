@@ -21,6 +21,7 @@ from sweeperd.ops.actions import Action
 from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore
+from sweeperd.outbox.event import entry_of
 from sweeperd.store.shard import Shard
 from sweeperd.text import counted, decode, span
 
@@ -271,7 +272,8 @@ class _Results:
             body = letter.body or {}
             what = f"{letter.id} for {shortened(letter.endpoint)}: {body.get('event_id', 'no event')}"
             of = f" of {shortened(decode(letter.tenant))}" if letter.tenant else ""
-            text = f"{what}, reservation {shortened(_reservation(body)) or 'unknown'}{of}"
+            reservation = shortened(entry_of(body.get("data", {}))) or "unknown"
+            text = f"{what}, reservation {reservation}{of}"
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[problem] += 1
 
@@ -300,12 +302,6 @@ def _age(letter: DeadLetter, now: dict[str, int]) -> float:
     return max(0.0, (now[letter.shard] - letter.at_ms) / 1000)
 
 
-def _reservation(body: Mapping[str, Any]) -> str:
-    """The id of the reservation, or of the entry of a kind; empty if the event is about neither."""
-    data = body.get("data", {})
-    return str(data.get("reservation_id") or data.get("id") or "")
-
-
 def _cells(letter: DeadLetter, age: float) -> list[object]:
     body = letter.body or {}
     return [
@@ -316,6 +312,6 @@ def _cells(letter: DeadLetter, age: float) -> list[object]:
         letter.reason,
         letter.attempts,
         decode(letter.tenant),
-        _reservation(body),
+        entry_of(body.get("data", {})),
         body.get("event_id", "(lost)"),
     ]

@@ -20,6 +20,7 @@ from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.trouble import ShardTrouble, working_on
+from sweeperd.outbox.event import entry_of
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
@@ -210,7 +211,7 @@ def _row(event: Expiry) -> list[object]:
     return [
         body.get("timestamp", event.stream_id.decode()),
         body.get("tenant_id", ""),
-        data.get("reservation_id", data.get("id", "")),
+        entry_of(data),
         data.get("estimated_amount", ""),
         data.get("unit", ""),
         "" if event.lag_ms is None else f"{event.lag_ms / 1000:.3f}s",

@@ -7,6 +7,7 @@ import click
 from pydantic import Field
 
 from sweeperd.cli.change import Change, changing
+from sweeperd.config.types import OWN_KEYS
 from sweeperd.document import Document, ShardsDocument
 from sweeperd.ops.processes import read_processes
 from sweeperd.store import streams
@@ -72,7 +73,7 @@ def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
     keys = shard.keys
     living = [each.process for each in read_processes(shard, shard.read_clock()).known or () if not each.silent]
     waiting = _waiting(shard)
-    names = {*shard.client.scan_iter(match=glob(keys.prefix + b"sweeperd:") + b"*", count=PAGE)}
+    names = {*shard.client.scan_iter(match=glob(keys.prefix + OWN_KEYS.encode()) + b"*", count=PAGE)}
     of_quarantine = {keys.quarantine: RESERVATIONS} | {
         kept: name
         for key in names

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -190,6 +190,11 @@ def _data(fields: Fields) -> dict[str, Any]:
             data = None
         return data if isinstance(data, dict) else {}
     return _reservation_data(fields) if b"kind" not in fields else _kind_data(fields)
+
+
+def entry_of(data: Mapping[str, Any]) -> str:
+    """The id of the reservation, or of the entry of a kind, that the data of an event names; empty without one."""
+    return str(data.get("reservation_id", data.get("id", "")))
 
 
 def _kind_data(fields: Fields) -> dict[str, Any]:

@@ -33,6 +33,10 @@ _TROUBLE_CODES = (
 )
 #: An error raised by Lua names its line without an `@`. An error of a command in the script has an `@`.
 _SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:")
+#: What a server adds to an error of a command in a script: before it up to Redis 7.0, behind it from Redis 7.0 on.
+_PLACE_IN_SCRIPT = re.compile(
+    r"^(Error running script \(call to f_\w+\): )?(@user_script: ?\d+: )+-?| script: (\w+, )?on @user_script:\d+\.$"
+)
 #: A script's error if the user lacks a right: from Redis up to 7.0, and from Redis 7.2 and newer and Valkey.
 _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")
 #: The error if the server doesn't have a command, because it was renamed: for a client and for a Valkey script, for a
@@ -102,5 +106,8 @@ def is_missing_group(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """A Redis error in one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+    """A Redis error in one line. Without the place in the script that met it, if the error is about the server."""
+    text = " ".join(str(error).split())
+    if is_server_trouble(error) or is_full(error):
+        text = _PLACE_IN_SCRIPT.sub("", text)
+    return text or type(error).__name__

@@ -1,5 +1,6 @@
 """What the errors of a script are taken for. Each server has words of its own for them."""
 
+import re
 import traceback
 from collections.abc import Callable, Iterator
 
@@ -9,7 +10,7 @@ import redis
 from sweeperd.config import RedisSettings
 from sweeperd.errors import RedisUnavailable
 from sweeperd.store import Shard
-from sweeperd.store.errors import is_full, is_refused, is_script_fault, is_server_trouble, is_unknown_command
+from sweeperd.store.errors import describe, is_full, is_refused, is_script_fault, is_server_trouble, is_unknown_command
 from tests.support.servers import Binary, Server
 
 JUDGES: list[Callable[[object], bool]] = [is_refused, is_unknown_command, is_script_fault, is_server_trouble, is_full]
@@ -70,18 +71,26 @@ def test_a_fault_of_the_script(client: redis.Redis, script: str) -> None:
     assert judged(error_of(client, script)) == [is_script_fault]
 
 
-def test_a_full_server(own_server: Server) -> None:
+@pytest.mark.parametrize("script", ["return redis.call('SET', KEYS[1], 1)", "return redis.pcall('SET', KEYS[1], 1)"])
+def test_a_full_server(own_server: Server, script: str) -> None:
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set("maxmemory", 1)
-        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_full]
+        error = error_of(client, script)
+        assert judged(error) == [is_full]
+        assert re.fullmatch(r"(OOM )?command not allowed when used memory > 'maxmemory'\.", describe(error))
 
 
-def test_a_server_in_trouble(own_server: Server) -> None:
+@pytest.mark.parametrize("script", ["return redis.call('SET', KEYS[1], 1)", "return redis.pcall('SET', KEYS[1], 1)"])
+def test_a_server_in_trouble(own_server: Server, script: str) -> None:
     with redis.Redis.from_url(own_server.url) as client:
         client.config_set("min-replicas-to-write", 1)
-        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_server_trouble]
+        error = error_of(client, script)
+        assert judged(error) == [is_server_trouble]
+        assert describe(error) == "NOREPLICAS Not enough good replicas to write."
         client.replicaof("127.0.0.1", 1)
-        assert judged(error_of(client, "return redis.call('SET', KEYS[1], 1)")) == [is_server_trouble]
+        error = error_of(client, script)
+        assert judged(error) == [is_server_trouble]
+        assert re.fullmatch(r"(READONLY )?You can't write against a read only replica\.", describe(error))
 
 
 def test_another_type(client: redis.Redis) -> None:

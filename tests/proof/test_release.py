@@ -111,6 +111,28 @@ def test_a_planted_slowdown_is_refused_by_its_ratio(verdict: str) -> None:
     assert called("proof.release.readers", f"planted(Output(1, {table.replace(verdict, 'no')!r}, Path()))")
 
 
+def test_an_audit_names_the_packages_that_its_database_does_not_know() -> None:
+    known = {"name": "redis", "vulns": [{"id": "PYSEC-1"}]}
+    figures = called("proof.release.audit", f"read({json.dumps({'dependencies': [known, {'name': 'ours'}]})!r})")
+    assert figures == {
+        "packages checked": "1",
+        "known vulnerabilities": "redis PYSEC-1",
+        "packages that the database does not know": "ours",
+    }
+
+
+def test_an_audit_without_a_result_is_not_checked_and_its_log_says_why(tmp_path: Path) -> None:
+    (tmp_path / "lib" / "python3" / "site-packages").mkdir(parents=True)
+    (tmp_path / "pip_audit.py").write_text("raise SystemExit('the index refused')")
+    environment = os.environ | {"RELEASE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-m", "proof.release.audit", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "the index refused" in done.stderr
+    assert json.loads((tmp_path / "figures.json").read_text()) == {
+        "known vulnerabilities": "not checked: pip-audit gave no result, and its log says why"
+    }
+
+
 def test_another_version_cannot_be_proven() -> None:
     command = [sys.executable, "-m", "proof.release", "9.9.9"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -135,7 +135,9 @@ class _Commands(click.Group):
                 raise click.UsageError(f"{error.option_name} goes {place}", error.ctx) from error
             raise
         except RedisUnavailable as error:
-            fail(f"redis is not available: {error}", Exit.FAILED)
+            from sweeperd.store.errors import describe_unavailable  # noqa: PLC0415  takes long
+
+            fail(describe_unavailable(error), Exit.FAILED)
 
 
 def _open_closed_streams() -> None:

@@ -7,7 +7,7 @@ import redis
 
 from sweeperd.config import DEFAULT_SHARD
 from sweeperd.errors import KindRefused, RedisUnavailable
-from sweeperd.store.errors import describe, is_refused, is_unanswered
+from sweeperd.store.errors import describe, describe_unavailable, is_unanswered
 from sweeperd.store.shard import Shard
 
 
@@ -36,10 +36,8 @@ def working_on(shard: Shard) -> Iterator[None]:
         with shard.reaching():
             yield
     except RedisUnavailable as error:
-        if is_refused(error.__cause__):
-            raise ShardTrouble(shard, f"this user of redis lacks a right: {error}") from error
         unanswered = is_unanswered(error.__cause__)
-        raise ShardTrouble(shard, f"redis is not available: {error}", unanswered=unanswered) from error
+        raise ShardTrouble(shard, describe_unavailable(error), unanswered=unanswered) from error
     except KindRefused as error:
         raise ShardTrouble(shard, f"{shard.address}: {error}") from error
     except redis.RedisError as error:  # a key of another type, say

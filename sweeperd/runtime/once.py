@@ -25,6 +25,7 @@ from sweeperd.metrics import Metrics
 from sweeperd.runtime.cycles_lease import CyclesLease
 from sweeperd.runtime.failure import Failure
 from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
+from sweeperd.store.errors import describe_unavailable
 from sweeperd.store.lease import Lease
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.kind import Decision, Outcome
@@ -197,7 +198,7 @@ class _Run:
         failure = Failure.of(error)
         match failure.category:
             case "redis":
-                text = f"redis is not available: {failure.cause}"
+                text = describe_unavailable(error)
                 self._metrics.sweep.redis_up.labels(self.name).set(0)
             case "refused":
                 text = failure.cause

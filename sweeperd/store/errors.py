@@ -35,7 +35,7 @@ _TROUBLE_CODES = (
 _SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:")
 #: What a server adds to an error of a command in a script: before it up to Redis 7.0, behind it from Redis 7.0 on.
 _PLACE_IN_SCRIPT = re.compile(
-    r"^(Error running script \(call to f_\w+\): )?(@user_script: ?\d+: )+-?| script: (\w+, )?on @user_script:\d+\.$"
+    r"(Error running script \(call to f_\w+\): )?(@user_script: ?\d+: )+-?| script: (\w+, )?on @user_script:\d+\.$"
 )
 #: A script's error if the user lacks a right: from Redis up to 7.0, and from Redis 7.2 and newer and Valkey.
 _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")
@@ -106,8 +106,17 @@ def is_missing_group(error: BaseException) -> bool:
 
 
 def describe(error: BaseException) -> str:
-    """A Redis error in one line. Without the place in the script that met it, if the error is about the server."""
+    """
+    A Redis error in one line. Without the place in the script that met it, if the error is about the server or the
+    user's rights.
+    """
     text = " ".join(str(error).split())
-    if is_server_trouble(error) or is_full(error):
+    if is_server_trouble(error) or is_full(error) or is_refused(error):
         text = _PLACE_IN_SCRIPT.sub("", text)
     return text or type(error).__name__
+
+
+def describe_unavailable(error: Exception) -> str:
+    """What an operator is told of a `RedisUnavailable`. A right that the user lacks is no outage."""
+    problem = "this user of redis lacks a right" if is_refused(error.__cause__) else "redis is not available"
+    return f"{problem}: {error}"

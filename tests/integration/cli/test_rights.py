@@ -1,5 +1,7 @@
 """The rights that these commands need, as the documents name them: with them everything works, and none is too much."""
 
+import json
+
 import pytest
 import redis
 
@@ -58,6 +60,25 @@ def test_the_rights_suffice_and_none_is_too_much(invoke: Run, own_shard: Shard, 
     granted = {rule[1:].split("|")[0] for rule in RIGHTS.split() if rule.startswith("+")}
     assert granted - used <= SPARE | {"client"}
     assert client.xlen("sweeperd:dead-letters") == 0
+
+
+@pytest.mark.parametrize("command", ["xack", "xgroup", "hget"])
+def test_once_tells_a_missing_right_from_an_outage(
+    invoke: Run, server: Server, client: redis.Redis, command: str
+) -> None:
+    """Whether a client's command or a script's is refused."""
+    assert invoke("--once", url=server.url).exit_code == 0
+    client.delete("sweeperd:events")
+    client.execute_command("ACL", "SETUSER", "sweeperd", "reset", "on", ">only-for-tests", *rules(), f"-{command}")
+    try:
+        url = server.url.replace("redis://", "redis://sweeperd:only-for-tests@")
+        refused = invoke("--once", url=url, endpoints=[{"name": "billing", "url": "http://127.0.0.1:9/"}])
+    finally:
+        client.execute_command("ACL", "DELUSER", "sweeperd")
+    assert refused.exit_code == 1
+    said = json.loads(refused.stderr.splitlines()[-1])["message"]
+    assert said.startswith("this user of redis lacks a right: ")
+    assert "user_script" not in said
 
 
 def test_show_needs_no_more_than_the_shipped_rights(invoke: Run, server: Server, client: redis.Redis) -> None:

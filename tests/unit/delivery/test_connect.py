@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -73,6 +74,48 @@ def test_dead_addresses_before_a_live_one_cost_no_attempt(names: dict[str, Any],
         names["many.test"] = lambda port: [row(host, port) for host in (*hosts, "127.0.0.1")]
         result = Sender(at(receiver.url, "many.test"), {"connect_timeout": "20s"}).once()
     assert result.delivered, "the first alone would take all of the time"
+    assert result.seconds >= dead * module.STAGGER, "each has a moment before the next one is tried"
+
+
+def test_the_addresses_share_a_short_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the first ones would leave the last one none."""
+    monkeypatch.setattr(module, "STAGGER", 60.0)
+    with Receiver() as receiver:
+        port = port_of(receiver.url)
+        with black_holes(port, 1) as hosts:
+            connect_to([row(host, port) for host in (*hosts, "127.0.0.1")], (), time.monotonic() + 2.4).close()
+
+
+def test_an_address_that_refuses_leaves_one_that_is_waited_for_alone() -> None:
+    with Receiver() as receiver:
+        port = port_of(receiver.url)
+        with black_holes(port, 1) as hosts:
+            began = time.thread_time()
+            with pytest.raises(OutOfTime, match="no connection in time"):
+                connect_to([row(host, port) for host in (*hosts, "127.7.8.1")], (), time.monotonic() + 0.6)
+            assert time.thread_time() - began < 0.1, "to wait takes no CPU time"
+
+
+def test_no_socket_stays_open_but_the_one_that_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while an error, whose traceback has the sockets, is at hand."""
+    opened: list[socket.socket] = []
+
+    class Noted(socket.socket):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(self)
+
+    with Receiver() as receiver:
+        port = port_of(receiver.url)
+        with black_holes(port, 1) as hosts:
+            monkeypatch.setattr(module, "socket", types.SimpleNamespace(**vars(socket) | {"socket": Noted}))
+            addresses = [row(host, port) for host in (*hosts, "127.7.8.1", "127.0.0.1")]
+            with connect_to(addresses, (), time.monotonic() + 20) as connected:
+                assert [each for each in opened if each.fileno() != -1] == [connected]
+            with pytest.raises(OSError, match="Protocol not available"):
+                connect_to(addresses[-1:], [(socket.SOL_SOCKET, -1, 1)], time.monotonic() + 20)
+    assert len(opened) == 4
+    assert all(each.fileno() == -1 for each in opened)
 
 
 def test_addresses_that_refuse_are_passed_at_once(names: dict[str, Any]) -> None:

@@ -5,8 +5,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
+from typing import Any, ClassVar, cast
 
 import pytest
 import requests
@@ -276,6 +276,23 @@ def test_a_connection_is_bounded_once() -> None:
     assert bounded(kind) is kind
 
 
+def test_a_proxy_of_another_package_has_the_time_that_is_left() -> None:
+    """PySocks makes its connections by itself, and goes by the time-out."""
+    limits: list[float] = []
+
+    class ThroughSocks(urllib3.connection.HTTPConnection):
+        _socks_options: ClassVar[dict[str, str]] = {}
+
+        def _new_conn(self) -> socket.socket:
+            limits.append(cast(float, self.timeout))
+            raise TimeoutError
+
+    http.begin_exchange(0.5)
+    with pytest.raises(TimeoutError):
+        bounded(ThroughSocks)("receiver.example", timeout=20.0).connect()
+    assert [0 < limit <= 0.5 for limit in limits] == [True]
+
+
 def test_a_connection_is_not_used_for_ever() -> None:
     """A receiver whose name moves to another address gets no events at the old one for long."""
     with raw_server(OK + NO_BODY) as (url, connections):
@@ -301,10 +318,11 @@ def test_connections_that_are_not_used_again_do_not_stay_open() -> None:
         ended.release()
 
     with listening(serve) as url:
-        transport = http.Transport(Sender(url).endpoint, {}, 4, SOON, SOON)
-        responses = [transport.send(transport.request({}, b"")) for _ in range(3)]
+        transport = http.Transport(Sender(url).endpoint, {}, 3, SOON, SOON)
+        responses = [transport.send(transport.request({}, b"")) for _ in range(5)]
         for response in responses:
             response.release_conn()
+        assert all(ended.acquire(timeout=SOON) for _ in range(2)), "more than are used at once"
         transport.tidy()
         assert len(transport._idle) == 3
         for kept in transport._idle[:2]:
@@ -313,6 +331,13 @@ def test_connections_that_are_not_used_again_do_not_stay_open() -> None:
         assert all(ended.acquire(timeout=SOON) for _ in range(2))
         assert len(transport._idle) == 1
         transport.close()
+
+
+def test_a_small_request_does_not_wait_for_an_acknowledgement() -> None:
+    with Receiver() as receiver:
+        transport = http.Transport(Sender(receiver.url).endpoint, {}, 1, SOON, SOON)
+        with closing(transport.connect()) as connection:
+            assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def whole_request(connection: socket.socket) -> bytes:
@@ -392,7 +417,8 @@ def test_a_transport_may_be_closed_while_threads_use_it() -> None:
         assert connection.sock is None
         transport._closed = False
         assert sender.once().delivered
-        assert [*transport._idle] == [], "a response that ends meanwhile leaves no open connection"
+        still_open = list.__len__(transport._idle)  # `len` would close them
+        assert not still_open, "a response that ends meanwhile leaves no open connection"
 
 
 @pytest.mark.parametrize("before", [[], [OK + NO_BODY]], ids=["new", "kept"])

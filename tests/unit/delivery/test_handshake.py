@@ -3,6 +3,7 @@
 import datetime
 import socket
 import ssl
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from sweeperd.config import EndpointSettings
 from sweeperd.delivery import handshake
 from sweeperd.delivery.handshake import certificate_expiry, first_stop
+from sweeperd.delivery.http import begin_exchange
 from tests.support.authority import Authority
 from tests.support.deliveries import Sender
 from tests.support.forward_proxy import ForwardProxy
-from tests.support.raw_server import raw_server
+from tests.support.raw_server import listening, raw_server
 from tests.support.receiver import Receiver
 
 pytestmark = pytest.mark.usefixtures("bare_environment")
@@ -92,6 +94,33 @@ def test_the_environment_names_the_proxy_as_for_deliveries(
         assert first_stop(endpoint) == ("receiver.invalid", 443, False)
 
 
+@pytest.mark.parametrize(
+    ("proxy", "port"), [("http://proxy.example", 80), ("https://proxy.example", 443), ("proxy.example:3128", 3128)]
+)
+def test_a_proxy_has_the_port_of_its_scheme_if_it_names_none(
+    proxy: str, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endpoint = EndpointSettings.model_validate({"name": "billing", "url": "https://receiver.invalid/"})
+    monkeypatch.setenv("ALL_PROXY", proxy)
+    assert first_stop(endpoint) == ("proxy.example", port, True)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_socks_proxy_needs_a_package(there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endpoint = EndpointSettings.model_validate({"name": "billing", "url": "https://receiver.invalid/"})
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy.example")
+    if there:
+        (tmp_path / "socks.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        assert first_stop(endpoint) == ("proxy.example", 1080, True)
+    else:
+        monkeypatch.setitem(sys.modules, "socks", None)
+        with pytest.raises(
+            ConnectionError, match=r"the proxy in \$ALL_PROXY cannot be used: it needs the package PySocks"
+        ):
+            first_stop(endpoint)
+
+
 @pytest.mark.parametrize("variable", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY"])
 @pytest.mark.parametrize(
     "value", ["http://", "http://:hush@", "proxy.example:hush", "gopher://proxy.example", "http://[::1"]
@@ -99,6 +128,8 @@ def test_the_environment_names_the_proxy_as_for_deliveries(
 def test_a_proxy_variable_that_cannot_be_used_is_named(
     value: str, variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SAME", value)
+    monkeypatch.setenv("no_proxy", "elsewhere.example")
     monkeypatch.setenv(variable, value)
     endpoint = EndpointSettings.model_validate({"name": "billing", "url": "https://receiver.invalid/"})
     with pytest.raises(ConnectionError) as refused:
@@ -144,6 +175,31 @@ def test_the_connection_is_closed_where_the_receiver_refuses_the_client(authorit
         server.join()
     assert str(refused.value) == "TLS: the receiver demands a client certificate"
     assert left[-1:] == [b"the end"]
+
+
+def test_the_connection_is_closed_where_the_proxy_speaks_no_http() -> None:
+    """Also while the error is still at hand."""
+    ended = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        try:
+            connection.sendall(b"220 mail.example.com ready\r\n")
+            while connection.recv(65536):
+                pass
+        finally:
+            ended.set()
+
+    with listening(serve) as url, pytest.raises(ConnectionError) as refused:
+        expiry("https://receiver.example/", proxy=url.removesuffix("/hook"))
+    assert ended.wait(10)
+    assert refused.value.__cause__ is not None
+
+
+def test_a_handshake_has_its_own_time(authority: Authority) -> None:
+    """Not what an earlier exchange of the same thread has left."""
+    begin_exchange(0.0)
+    with Receiver(tls=authority.server()) as receiver:
+        assert expiry(receiver.url, ca=authority.ca()).year >= 3000
 
 
 def test_a_proxy_that_repeats_its_password() -> None:

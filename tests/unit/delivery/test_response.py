@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from sweeperd.delivery.http import HEAD_LIMIT, TOLERANCE, BoundedReader, BoundedResponse, limit_wait, seconds_left
+from sweeperd.delivery.http import (
+    HEAD_LIMIT,
+    HEAD_LINES,
+    TOLERANCE,
+    BoundedReader,
+    BoundedResponse,
+    limit_wait,
+    seconds_left,
+)
 
 HEADERS = [
     b"Content-Length: 4\r\n",
@@ -20,6 +28,8 @@ HEADERS = [
     b"Connection: Keep-Alive\r\nKeep-Alive: timeout=5\r\nX-Odd:\r\nX-Two: a: b\r\nContent-Length: 4\r\n",
     b"Set-Cookie: a=1\r\nSet-Cookie: b=2\r\nX-Latin: caf\xe9\r\nContent-Length: 4\r\n",
     b"X-Spaces: \t a\r\nContent-Length: 4\r\n",
+    b"X-Cache-Status: 7\r\nContent-Length: 4\r\n",
+    b"Transfer-Encoding: chunked\r\nX-RateLimit-Reset: 60\r\n",
     b"Content-Length: 4\n",
     b"",
 ]
@@ -112,6 +122,32 @@ def test_headers_have_a_greatest_length(too_many: int) -> None:
     else:
         response.begin()
         assert response.status == 200
+
+
+@pytest.mark.parametrize("too_many", [0, 1])
+def test_headers_have_a_greatest_number(too_many: int) -> None:
+    """And no more lines are waited for."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(10)
+        theirs.sendall(b"HTTP/1.1 200 OK\r\n" + b"X:\r\n" * (HEAD_LINES - 1))
+        theirs.sendall(b"X:\r\nX:\r\n" if too_many else b"\r\n")
+        response = BoundedResponse(ours, method="POST")
+        if too_many:
+            with pytest.raises(OSError, match="headers are above 64 KB or 1,000 lines"):
+                response.begin()
+        else:
+            response.begin()
+            assert response.status == 200
+
+
+@pytest.mark.parametrize("length", [b"2, 4", b"2\r\nContent-Length: 4", b"+2", b"\xb2", b"many", b""])
+def test_what_is_no_length_is_none(length: bytes) -> None:
+    data = b"HTTP/1.1 200 OK\r\nContent-Length: " + length + b"\r\n\r\nbody"
+    response = BoundedResponse(Wire(data), method="POST")  # type: ignore[arg-type]
+    response.begin()
+    assert (response.length, response.will_close) == (None, True)
+    assert "Content-Length" not in response.headers
 
 
 @pytest.mark.parametrize(

@@ -353,6 +353,8 @@ def test_no_more_than_the_limit_is_read() -> None:
         (b"Date: Sun, 09 Sep 99999 01:46:40 GMT\r\nRetry-After: Sun, 09 Sep 2001 01:46:39 GMT", 0.0),
         (b"Retry-After: Sun, 09 Sep 2001 01:" + b"9" * 400, None),
         (b"Retry-After: Sun, 09 Sep 2001 " + b"9" * 20 + b":46:40 GMT", 999_999_999.0),
+        (b"Retry-After: Tue, 14 Nov 2023 22:14:20" + b" " * 72 + b"GMT", 60.0),
+        (b"Retry-After: Tue, 14 Nov 2023 22:14:20" + b" " * 73 + b"GMT", None),  # too long to be read as a date
         (b"X-Nothing: 1", None),
     ],
 )

@@ -8,13 +8,13 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sweeperd.delivery.http import DeliveryResult, Result
+from sweeperd.delivery.http import DeliveryResult, Result, Transport
 from tests.support.authority import LONG_AGO, Authority
 from tests.support.deliveries import MESSAGE, Sender
 from tests.support.forward_proxy import ForwardProxy
@@ -257,6 +257,19 @@ def test_a_slow_handshake_through_a_proxy_is_held_to_the_deadline(authority: Aut
         result = Sender(url, QUICK, proxy=proxy.url()).once()
     assert "in time" in failure(result)
     assert result.seconds < 30
+
+
+def test_the_handshake_through_a_proxy_has_what_the_proxy_left_of_the_time(authority: Authority) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.recv(65536)
+        time.sleep(0.2)
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        authority.server().wrap_socket(connection, server_side=True).recv(1)
+
+    with listening(serve) as url:
+        sender = Sender("https://localhost/hook", ca=authority.ca(), proxy=url.removesuffix("/hook"))
+        with closing(Transport(sender.endpoint, {}, 1, 20.0, 20.0).connect()) as connection:
+            assert 0 < connection.sock.gettimeout() <= 20 - 0.2
 
 
 def test_an_answer_through_a_tunnel_is_read_to_the_end(authority: Authority) -> None:

@@ -632,12 +632,10 @@ class Transport:
         """What requests would send, with user and password of the URL, but without cookies."""
         if self._pattern is None:
             pattern = requests.PreparedRequest()
-            pattern.prepare_method("POST")
             pattern.prepare_url(self._url, None)
             headers = requests.utils.default_headers()
             headers.update(self._fixed)
             pattern.prepare_headers(headers)
-            pattern.prepare_body(b"", None)
             url = urlsplit(self._url)
             if url.username or url.password:  # requests sends nothing of a user without a colon
                 pattern.prepare_auth((unquote(url.username or ""), unquote(url.password or "")))

@@ -1,6 +1,6 @@
 """`sweeperd uninstall`: removes sweeperd's own keys from Redis, except for those that are still needed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import click
@@ -10,16 +10,20 @@ from sweeperd.cli.change import Change, changing
 from sweeperd.config.types import OWN_KEYS
 from sweeperd.document import Document, ShardsDocument
 from sweeperd.ops.processes import read_processes
+from sweeperd.outbox.groups import REPLAY_PREFIX
 from sweeperd.store import streams
-from sweeperd.store.scripts import batches
+from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.reservations import RESERVATIONS, kind_option
 from sweeperd.text import counted, decode, glob
 
-#: Keys that one SCAN visits, and that one UNLINK removes.
+#: Keys that one SCAN visits, and that one step removes.
 PAGE = 500
+_UNINSTALL = Script("ops/uninstall")
 #: Why a key stays after an error.
 FAILED = "UNLINK failed"
+#: Why a key stays that was free when the operator was asked.
+IN_USE = "in use since you were asked: stop what writes it, and run this again"
 
 
 class OwnKey(Document):
@@ -47,7 +51,8 @@ def command(change: Change) -> None:
 
     Exit codes: 0 nothing of sweeperd is left; 1 a key stays, a daemon runs, or a shard is unreachable.
     """
-    found = change.each(lambda shard: list(_own_keys(shard)))
+    endpoints = {endpoint.name for endpoint in change.settings.consumers}
+    found = change.each(lambda shard: list(_own_keys(shard, endpoints)))
     listed = [(shard.name, decode(key), why) for shard, keys in found for key, why in keys]
     if not change.output.as_json:
         change.output.table(["shard", "key", "why it stays"], listed)
@@ -55,24 +60,38 @@ def command(change: Change) -> None:
         change.output.confirm(f"Remove {counted(going, 'key')}? This cannot be undone.", yes=change.yes)
     rows = list[OwnKey]()
     for shard, keys in found:
-        removed = set[bytes]()
+        left = {key: why or FAILED for key, why in keys}
         with change.catching(shard):
-            for page in batches([key for key, why in keys if not why], PAGE):
-                shard.client.unlink(*page)
-                removed.update(page)
-        for key, why in keys:
-            stays = why or ("" if key in removed else FAILED)
-            rows.append(OwnKey(shard=shard.name, key=decode(key), removed=not stays, why=stays))
+            _remove(shard, endpoints, [key for key, why in keys if not why])
+            left = {key: why or IN_USE for key, why in _own_keys(shard, endpoints)}
+        for key in sorted({key for key, _ in keys} | left.keys()):
+            rows.append(OwnKey(shard=shard.name, key=decode(key), removed=key not in left, why=left.get(key, "")))
     change.report(UninstallDocument(keys=rows))
     if stay := sum(not row.removed for row in rows):
         change.fail(f"{counted(stay, 'key')} {'stays' if stay == 1 else 'stay'}")
 
 
-def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
-    """Each key of sweeperd, and why it stays: empty if it does not."""
+def _remove(shard: Shard, endpoints: set[str], shown: Sequence[bytes]) -> None:
+    """
+    Remove those keys that are still not needed, but none once an event, a dead letter, a quarantined entry or a process
+    has come meanwhile.
+    """
+    keys, client = shard.keys, shard.client
+    needed = [keys.events, keys.dead_letters, keys.quarantine, keys.processes]
+    seen: list[bytes | str | int] = [streams.last_id(client, key) for key in needed[:2]]
+    seen += [int(client.zcard(keys.quarantine)), int(client.hlen(keys.processes))]
+    going = [key for key, why in _own_keys(shard, endpoints) if not why and key in shown]
+    going.sort(key=lambda key: key not in (keys.events, keys.groups, keys.endpoints))  # these go together
+    for page in batches(going, PAGE):
+        if not _UNINSTALL.run(client, Call([*needed, *page], seen)):
+            return
+
+
+def _own_keys(shard: Shard, endpoints: set[str]) -> Iterator[tuple[bytes, str]]:
+    """Each key of sweeperd, and why it stays: empty if it does not. `endpoints`: the names in the settings."""
     keys = shard.keys
     living = [each.process for each in read_processes(shard, shard.read_clock()).known or () if not each.silent]
-    waiting = _waiting(shard)
+    waiting = _waiting(shard, endpoints)
     names = {*shard.client.scan_iter(match=glob(keys.prefix + OWN_KEYS.encode()) + b"*", count=PAGE)}
     of_quarantine = {keys.quarantine: RESERVATIONS} | {
         kept: name
@@ -92,10 +111,18 @@ def _own_keys(shard: Shard) -> Iterator[tuple[bytes, str]]:
             yield key, waiting if key in (keys.events, keys.groups, keys.endpoints) else ""
 
 
-def _waiting(shard: Shard) -> str:
+def _waiting(shard: Shard, endpoints: set[str]) -> str:
     """Why the event stream stays."""
-    last = streams.last_id(shard.client, shard.keys.events)
-    for name, row in streams.groups(shard.client, shard.keys.events).items():
-        if row["pending"] or row["last-delivered-id"] != last:
-            return f"events for {decode(name)}: `sweeperd --once` or `endpoints drop`"
+    stream = shard.keys.events
+    last = streams.last_id(shard.client, stream)
+    for group, row in streams.groups(shard.client, stream).items():
+        if not row["pending"] and row["last-delivered-id"] == last:
+            continue
+        name = decode(group)
+        if name in endpoints:
+            return f"events for {name}: `sweeperd --once` or `sweeperd endpoints drop {name} --before 0s`"
+        if name.startswith(REPLAY_PREFIX):
+            return f"a replay: `sweeperd replay --endpoint {name.removeprefix(REPLAY_PREFIX)} --cancel`"
+        destroy = f"XGROUP DESTROY {decode(stream)} {name}"
+        return f"events for {name}, which is no endpoint: let its program read them, or {destroy}"
     return ""

@@ -1,9 +1,14 @@
 """`sweeperd uninstall`: what it removes, and what stays."""
 
 import json
+from collections.abc import Iterator
+from typing import Any
 
+import pytest
 import redis
 
+from sweeperd.cli import uninstall
+from sweeperd.cli.output import Output
 from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
@@ -67,6 +72,80 @@ def test_it_shows_first_and_asks(shard: Shard, client: redis.Redis, invoke: Run)
     assert (refused.exit_code != 0, "Remove 1 key?" in refused.output) == (True, True)
     assert client.exists("sweeperd:ticks")
     assert "sweeperd:ticks" in refused.stdout
+
+
+def write(shard: Shard, what: str) -> None:
+    """What a process, or a service with the ledger, may write at any time."""
+    client = shard.client
+    match what:
+        case "event":
+            client.xadd("sweeperd:events", {"type": "budget.threshold_crossed"})
+        case "letter":
+            client.xadd("sweeperd:dead-letters", {"endpoint": "billing"})
+        case "quarantined":
+            client.zadd("sweeperd:quarantine", {"broken": 1})
+        case "daemon":
+            ProcessAnnouncer(shard, sweeps=True, delivers=True).update()
+
+
+WRITTEN = ["event", "letter", "quarantined", "daemon"]
+
+
+@pytest.mark.parametrize("moment", ["at the question", "at the last look"])
+@pytest.mark.parametrize("what", WRITTEN)
+def test_what_comes_after_the_list_stays(
+    invoke: Run, shard: Shard, client: redis.Redis, monkeypatch: pytest.MonkeyPatch, moment: str, what: str
+) -> None:
+    used(shard)
+    outbox = Outbox(shard, "test")
+    outbox.acknowledge("billing", [entry.id for entry in outbox.read("billing", 10)])
+    looks = list[int]()
+
+    def look(*arguments: Any) -> Iterator[tuple[bytes, str]]:
+        yield from own_keys(*arguments)
+        looks.append(1)
+        if len(looks) == (1 if moment == "at the question" else 2):
+            write(shard, what)
+
+    own_keys = uninstall._own_keys
+    monkeypatch.setattr(uninstall, "_own_keys", look)
+    result = invoke("uninstall", "--yes")
+    assert result.exit_code == 1
+    key = {"event": "events", "letter": "dead-letters", "quarantined": "quarantine", "daemon": "processes"}[what]
+    assert f"sweeperd:{key}" in names(client)
+    if what == "event":
+        assert client.xlen("sweeperd:events") == 2
+        assert "sweeperd:groups" in names(client)
+    if moment == "at the last look" or what == "daemon":
+        assert "sweeperd:groups" in names(client), "nothing goes beside what is written"
+    assert " stay" in result.stderr
+
+
+def test_a_key_that_was_not_shown_stays(
+    invoke: Run, client: redis.Redis, shard: Shard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.hset("sweeperd:ticks", "at", 1)
+    monkeypatch.setattr(Output, "confirm", lambda *_, **__: client.xadd("sweeperd:attempts:billing", {"at": 1}))
+    result = invoke("uninstall", "--json")
+    assert (result.exit_code, names(client)) == (1, {"sweeperd:attempts:billing"})
+    rows = {row["key"]: row["why"] for row in json.loads(result.stdout)["keys"]}
+    assert not rows["sweeperd:ticks"]
+    assert "since you were asked" in rows["sweeperd:attempts:billing"]
+
+
+@pytest.mark.parametrize(
+    ("group", "advice"),
+    [
+        ("billing", "`sweeperd --once` or `sweeperd endpoints drop billing --before 0s`"),
+        ("_replay.billing", "`sweeperd replay --endpoint billing --cancel`"),
+        ("warehouse", "no endpoint: let its program read them, or XGROUP DESTROY sweeperd:events warehouse"),
+    ],
+)
+def test_the_advice_fits_the_group(invoke: Run, client: redis.Redis, group: str, advice: str) -> None:
+    client.xadd("sweeperd:events", {"kind": "reservations"})
+    client.xgroup_create("sweeperd:events", group, "0")
+    result = invoke("uninstall", "--yes", endpoints=[{"name": "billing", "url": "http://127.0.0.1:9/"}])
+    assert (result.exit_code, advice in result.stdout) == (1, True), result.stdout
 
 
 def test_nothing_goes_while_a_daemon_runs(invoke: Run, shard: Shard, client: redis.Redis) -> None:

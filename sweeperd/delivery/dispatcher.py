@@ -244,7 +244,7 @@ class Dispatcher:
         Keep the groups, trim the stream, remove dead processes from the groups, measure the backlogs. Raises
         RedisUnavailable. Connections that receivers have closed are closed here too.
         """
-        for lane in self.lanes:
+        for lane in [*self.lanes, *self._replays.lanes]:
             lane.sender.tidy()
         with self._shard.reaching():
             self._shard.read_clock()

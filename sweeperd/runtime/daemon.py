@@ -38,11 +38,12 @@ from sweeperd.runtime.schedule import Incomplete, Outcome, Rules, Schedule, Tick
 from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import open_shards
+from sweeperd.sweep.configured import kinds_of
 
 log = logging.getLogger(__name__)
 
 #: The work that a daemon without a sweep reports to `/readyz`.
-_MAINTENANCE = "maintenance"
+_MAINTENANCE = "(maintenance)"  # no kind has such a name
 
 
 class ShardRunner:
@@ -61,6 +62,7 @@ class ShardRunner:
         #: A separate client, so that the sweep never waits for a connection that a delivery uses.
         self._sweep_shard = shard.twin()
         self._cycles_lease = CyclesLease(self._sweep_shard) if settings.cycles.enabled and role.sweeps else None
+        self._kinds = kinds_of(settings, shard)
         self._sweeps: list[KindSweep] = []
         if role.sweeps:
             ours = replace(context, shard=self._sweep_shard)
@@ -142,6 +144,8 @@ class ShardRunner:
         self._tried |= before._tried & known
         self.delivery.adopt(before.delivery)
         self.status_history.adopt(before.status_history)
+        for name in self._kinds.keys() & before._kinds.keys():
+            self._kinds[name].adopt(before._kinds[name])
         self._announcer.adopt(before._announcer)
         sweeps = {sweep.name: sweep for sweep in before._sweeps}
         for sweep in self._sweeps:
@@ -243,10 +247,10 @@ class ShardRunner:
         self._note(_MAINTENANCE, "")
 
     def _note(self, work: str, trouble: str, *, redis_up: bool = True) -> None:
-        if work is _MAINTENANCE:
+        if work == _MAINTENANCE:
             self._maintenance = trouble
         if work in self._troubles:
-            if work is _MAINTENANCE:  # sweeps set `redis_up` themselves
+            if work == _MAINTENANCE:  # sweeps set `redis_up` themselves
                 self._metrics.sweep.redis_up.labels(self.name).set(redis_up)
             self._troubles[work] = trouble
             self._tried.add(work)

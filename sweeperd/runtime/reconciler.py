@@ -155,7 +155,7 @@ class PeriodicReconciler:
                         failure.log(logging.WARNING, "reconcile failed, it is tried again later", fields)
                     case "refused":
                         walk.wait_until = math.inf  # another walk would fail, or block Redis, in the same way
-                        failure.log(logging.WARNING, "kind refused, it is not walked until a restart", fields)
+                        failure.log(logging.WARNING, "kind refused, it is not walked", fields)
                     case _:
                         failure.log(logging.ERROR, "reconcile failed", fields)
             else:

@@ -60,8 +60,6 @@ class KindSweep:
         self._shard = shard
         self._cpu_turns = context.cpu_turns
         self.cycles_lease = cycles_lease if kind.cycles else None
-        #: Why the kind is not swept any more; empty while it is.
-        self._broken = ""
         #: How many connections the shard had opened at the last check of the kind.
         self._checked = -1
         self._observe = observe
@@ -108,8 +106,7 @@ class KindSweep:
         self.telemetry.begun()
         if order.others_note_ms is not None:
             self._last_sweep.noted_elsewhere(order.others_note_ms)
-        if self._broken:
-            raise KindRefused(self._broken)
+        self._refuse_broken()
         if not self.permitted:
             self.telemetry.stood_by()
             return Signal.BARRED
@@ -188,12 +185,15 @@ class KindSweep:
         noted = self._last_sweep.note(report, woken=not order.full, proven=self.proven)
         if self._rates and (spikes := self._rates.record(report.trace_id)):
             self.telemetry.spiked(spikes)
-        if report.broken:
-            self._broken = f"{self.name}: not swept until sweeperd is restarted: {report.broken}"
-            raise KindRefused(self._broken)
+        self._refuse_broken()
         if report.seen_ms:
             return report, Complete(report.seen_ms, self._sweeper.grace_end_ms, noted, alone)
         return report, Incomplete(report.failure)
+
+    def _refuse_broken(self) -> None:
+        if self.kind.broken:
+            until = "until its script is corrected or sweeperd restarts"
+            raise KindRefused(f"{self.name}: not swept {until}: {self.kind.broken}")
 
     def failed(self, failure: Failure) -> None:
         """Count a tick that failed, and log it if it is news; see `Trouble`."""

@@ -7,6 +7,7 @@ import random
 import re
 import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import redis
@@ -19,7 +20,7 @@ from sweeperd.store.errors import is_refused
 from sweeperd.store.keys import Keys
 from sweeperd.store.scripts import Call, Script, expand, own_text, source
 from sweeperd.store.shard import Shard
-from sweeperd.sweep.kind import Kind, Labels, Sums
+from sweeperd.sweep.kind import Breakage, Kind, Labels, Sums
 from sweeperd.sweep.kind_script import (
     BASIC_GLOBALS,
     FILE_FAILED,
@@ -35,6 +36,8 @@ from sweeperd.sweep.reservations import RESERVATIONS, reservations
 
 #: The kinds of each shard, and the settings that the kinds were built from.
 _built: "weakref.WeakKeyDictionary[Shard, tuple[Settings, Mapping[str, Kind]]]" = weakref.WeakKeyDictionary()
+#: By the keys, which a shard shares with its twins: the breakage of each kind.
+_broken: "weakref.WeakKeyDictionary[Keys, tuple[Settings, Mapping[str, Breakage]]]" = weakref.WeakKeyDictionary()
 _COMPILES = Script("sweep/kind_compiles")
 #: The reasons for a quarantine in any kind, with their meaning for the operator.
 _REASONS = {
@@ -72,9 +75,18 @@ def kinds_of(settings: Settings, shard: Shard) -> Mapping[str, Kind]:
         enabled = settings.reservations.enabled
         built_in = [reservations(shard.keys, settings.sweep, balances=balances)] if enabled else []
         declared = [configured(kind, settings, shard.keys) for kind in settings.kinds]
-        kinds = {kind.name: kind for kind in [*built_in, *declared]}
+        broken = _breakages(settings, shard)
+        kinds = {kind.name: replace(kind, breakage=broken[kind.name]) for kind in [*built_in, *declared]}
         _built[shard] = settings, kinds
     return kinds
+
+
+def _breakages(settings: Settings, shard: Shard) -> Mapping[str, Breakage]:
+    known, broken = _broken.get(shard.keys, (None, {}))
+    if known is not settings:
+        broken = {name: Breakage() for name in kind_names(settings)}
+        _broken[shard.keys] = settings, broken
+    return broken
 
 
 def configured(kind: KindSettings, settings: Settings, keys: Keys) -> Kind:

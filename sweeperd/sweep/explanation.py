@@ -32,19 +32,23 @@ class Explanation:
 def explain(shard: Shard, kind: Kind, ids: Sequence[bytes], batch: int, *, proven: bool = True) -> list[Explanation]:
     """
     Explain each id, `batch` ids per round trip. `proven`: as if the kind is proven. If the script would fail for an
-    entry, its outcome is `error`. Raises redis.RedisError if the server cannot answer at all.
+    entry, or is broken, the outcome is `error`. Raises redis.RedisError if the server cannot answer at all.
     """
 
     def explanation(entry: bytes, reply: Any) -> Explanation:
         if isinstance(reply, Exception):
-            if is_server_trouble(reply):
+            if not kind.breaks(reply) and is_server_trouble(reply):
                 raise reply
             return Explanation(Decision(entry, Outcome.ERROR, describe(reply)))
         answer, writes, changes = reply
         return Explanation(kind.decision(entry, answer), tuple(map(tuple, writes)), tuple(map(_change, changes)))
 
-    found = []
-    for part in batches(ids, batch):
+    found = list[Explanation]()
+    # The first entry alone, so that a script that has to be killed runs only once.
+    for part in (ids[:1], *batches(ids[1:], batch)):
+        if kind.broken:
+            found += [Explanation(Decision(entry, Outcome.ERROR, kind.broken)) for entry in part]
+            continue
         # No event is written, so the trace id is empty.
         replies = kind.explainer.run_many(shard.client, [kind.call(entry, "", proven) for entry in part])
         found += [explanation(entry, reply) for entry, reply in zip(part, replies, strict=True)]

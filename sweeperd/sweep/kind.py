@@ -9,6 +9,7 @@ import redis
 
 from sweeperd.config.kinds import SumSettings
 from sweeperd.config.templates import Word
+from sweeperd.store.errors import describe
 from sweeperd.store.scripts import Call, Script
 from sweeperd.text import decode, decode_list
 
@@ -127,6 +128,13 @@ class Labels:
     lacking: str = "key"
 
 
+@dataclass
+class Breakage:
+    """The error that shows that the script of a kind is broken; empty while none has."""
+
+    cause: str = ""
+
+
 class MakeCall(Protocol):
     """(id, trace id, whether the kind is proven, whether an expiry is deferred) to a run of the kind's script."""
 
@@ -197,6 +205,24 @@ class Kind:
     check: Callable[["redis.Redis"], None] = lambda _: None
     #: Whether an error of the script means that no entry can be decided until the settings are corrected.
     is_broken_by: Callable[[Exception], bool] = lambda _: False
+    breakage: Breakage = field(default_factory=Breakage)
+
+    @property
+    def broken(self) -> str:
+        """Why no script of the kind runs any more, since one that was killed would block Redis again; else empty."""
+        return self.breakage.cause
+
+    def breaks(self, error: Exception) -> bool:
+        """Whether this error of a script shows that it is broken. From then on the kind is."""
+        breaks = self.is_broken_by(error)
+        if breaks and not self.broken:
+            self.breakage.cause = describe(error)
+        return breaks
+
+    def adopt(self, before: "Kind") -> None:
+        """Stay broken, if the kind of the settings before is, and has the same script."""
+        if before.broken and before.script.source == self.script.source:
+            self.breakage.cause = before.broken
 
     def entry_key(self, entry: bytes) -> bytes:
         """The name of the entry's key; of the index if the entry has no key."""

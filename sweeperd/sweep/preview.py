@@ -5,12 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-import redis
 from pydantic import Field
 
 from sweeperd.document import Count, Document, Text, Truncated
 from sweeperd.errors import KindRefused
-from sweeperd.store.scripts import batches
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.explanation import Explanation, explain
 from sweeperd.sweep.index import START, read_due
@@ -228,13 +226,10 @@ def preview_sample(shard: Shard, kind: Kind, most: int) -> Preview:
 
 
 def _decided(shard: Shard, kind: Kind, ids: Sequence[bytes], *, proven: bool) -> Iterator[Explanation]:
-    # The first entry alone, so that a script that has to be killed runs only once.
-    for part in (ids[:1], *batches(ids[1:], BATCH)):
-        for explanation in explain(shard, kind, part, BATCH, proven=proven):
-            decision = explanation.decision
-            if decision.outcome is Outcome.ERROR and kind.is_broken_by(redis.ResponseError(decision.detail)):
-                raise KindRefused(f"{kind.name}: not swept: {decision.detail}")
-            yield explanation
+    for explanation in explain(shard, kind, ids, BATCH, proven=proven):
+        if kind.broken:
+            raise KindRefused(f"{kind.name}: not swept: {kind.broken}")
+        yield explanation
 
 
 def _due(shard: Shard, kind: Kind, until: int, count: int) -> Iterator[list[bytes]]:

@@ -81,8 +81,8 @@ class Proof:
     def _sample(self) -> Decision | None:
         for decisions in sampled(self._shard, self._kind):
             for each in decisions:
-                if each.outcome is Outcome.ERROR and self._kind.is_broken_by(redis.ResponseError(each.detail)):
-                    return each
+                if each.outcome is Outcome.ERROR and self._kind.broken:
+                    return each._replace(detail=self._kind.broken)
             if self.decided(decisions):
                 break
         return None

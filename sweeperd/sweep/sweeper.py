@@ -319,7 +319,7 @@ class Sweeper:
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):
             text = tick.fail(reply)
-            if self._kind.is_broken_by(reply):
+            if self._kind.breaks(reply):
                 tick.broken = tick.broken or text
             return Decision(entry, Outcome.ERROR, text)
         return self._kind.decision(entry, reply)

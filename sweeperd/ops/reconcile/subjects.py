@@ -231,10 +231,12 @@ class ConfiguredKind(Subject):
 
     def run(self, script: Script, calls: Sequence[Call], keys: int = 0) -> list[Any]:
         """Raises KindRefused if the script fails for each entry or was killed: otherwise no entry would seem active."""
+        if self.kind.broken:
+            raise KindRefused(f"{self.kind.name}: not walked: {self.kind.broken}")
         try:
             return super().run(script, calls, keys)
         except redis.ResponseError as error:
-            if self.kind.is_broken_by(error):
+            if self.kind.breaks(error):
                 raise KindRefused(f"{self.kind.name}: not walked: {describe(error)}") from error
             raise
 

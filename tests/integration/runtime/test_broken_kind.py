@@ -1,6 +1,8 @@
-"""Checks that a kind with a broken script stops until a restart and changes nothing, while other kinds go on."""
+"""Checks that a kind with a broken script stops and changes nothing, whoever has run it, until it is corrected."""
 
+import contextlib
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -9,10 +11,14 @@ import redis
 from sweeperd.context import ShardContext
 from sweeperd.errors import KindRefused
 from sweeperd.metrics import Metrics
-from sweeperd.runtime.sweeps import KindSweep
+from sweeperd.ops.reconcile.subjects import subject_of
+from sweeperd.ops.status import read_status
+from sweeperd.runtime.daemon import Daemon
+from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store import Shard
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
 from tests.support.harness import eventually
+from tests.support.servers import Server
 
 #: It never ends for one entry.
 ENDLESS = SCRIPT.replace("function decide(hash, now)", "function decide(hash, now, id)\n while id == 'bad' do end")
@@ -20,36 +26,98 @@ ENDLESS = SCRIPT.replace("function decide(hash, now)", "function decide(hash, no
 
 @pytest.fixture
 def impatient(client: redis.Redis) -> Iterator[redis.Redis]:
-    """A server that lets a script be killed soon."""
+    """A server that lets a script be killed soon, but no quick one that a busy machine holds up."""
     before = client.config_get("lua-time-limit")["lua-time-limit"]
-    client.config_set("lua-time-limit", 50)
+    client.config_set("lua-time-limit", 500)
     yield client
     client.config_set("lua-time-limit", str(before))
 
 
-def test_a_script_that_was_killed_is_not_run_again(impatient: redis.Redis, shard: Shard) -> None:
-    client = impatient
-    seats = Seats(client, scripted(ENDLESS))
+@pytest.fixture
+def kills(impatient: redis.Redis) -> Iterator[list[float]]:
+    """When a script was killed. Each that runs for too long is."""
+    ended, times = threading.Event(), list[float]()
+
+    def kill() -> None:
+        with impatient.client() as client:
+            while not ended.wait(0.02):
+                with contextlib.suppress(redis.RedisError):  # none runs for too long
+                    client.script_kill()
+                    times.append(time.monotonic())
+
+    killer = threading.Thread(target=kill, name="killer")
+    killer.start()
+    yield times
+    ended.set()
+    killer.join()
+
+
+@pytest.fixture
+def seats(impatient: redis.Redis) -> Seats:
+    """One overdue hold, for which the script never ends."""
+    seats = Seats(impatient, scripted(ENDLESS))
     seats.show()
     seats.hold(b"bad")
+    return seats
+
+
+def sweep_of(seats: Seats, shard: Shard, metrics: Metrics) -> KindSweep:
+    """On a client of its own, as in the daemon."""
+    return kind_sweeps(ShardContext(seats.settings, shard.twin(), metrics, threading.Event(), 1))[-1]
+
+
+def test_a_script_that_was_killed_is_not_run_again(seats: Seats, shard: Shard, kills: list[float]) -> None:
     metrics = Metrics()
-    sweep = KindSweep(ShardContext(seats.settings, shard, metrics, threading.Event(), 1), seats.kind)
+    sweep = sweep_of(seats, shard, metrics)
     before = seats.snapshot()
-
-    def killed() -> bool:
-        try:
-            client.script_kill()
-        except redis.RedisError:
-            return False
-        return True
-
-    killer = threading.Thread(target=lambda: eventually(killed), name="killer", daemon=True)
-    killer.start()
     with pytest.raises(KindRefused, match="SCRIPT KILL"):
         sweep.tick()
-    killer.join()
     assert {key: value for key, value in seats.snapshot().items() if key in before} == before
-    with pytest.raises(KindRefused, match="seat-hold: not swept until sweeperd is restarted"):
+    refused = "seat-hold: not swept until its script is corrected or sweeperd restarts"
+    with pytest.raises(KindRefused, match=refused):
         sweep.run()
     tried = {"shard": "default", "kind": "seat-hold", "outcome": "error"}
     assert metrics.registry.get_sample_value("sweeperd_candidates_total", tried) == 1
+    status = read_status(seats.settings, shard)
+    assert (status.error, [kind.due for kind in status.kinds if kind.kind == "seat-hold"]) == ("", [1])
+    with (
+        pytest.raises(KindRefused, match="seat-hold: not walked"),
+        subject_of(shard, seats.settings, "seat-hold") as walk,
+    ):
+        list(walk.rows([b"bad"]))
+    assert len(kills) == 1
+
+
+def test_a_script_that_was_killed_for_the_status_is_not_swept(seats: Seats, shard: Shard, kills: list[float]) -> None:
+    for number in range(20):
+        seats.hold(b"bad" if number == 0 else b"later%d" % number)
+    assert read_status(seats.settings, shard).error == ""
+    with pytest.raises(KindRefused, match="not swept until"):
+        sweep_of(seats, shard, Metrics()).run()
+    assert len(kills) == 1
+
+
+def test_settings_that_keep_the_script_do_not_run_it_again(seats: Seats, server: Server, kills: list[float]) -> None:
+    def daemon(script: str, before: Daemon | None) -> Daemon:
+        settings = Seats(seats.client, scripted(script)).settings
+        redis_settings = settings.redis.model_copy(update={"url": server.url})
+        daemon = Daemon(settings.model_copy(update={"redis": redis_settings}))
+        if before:
+            before.retire(10)
+            daemon.adopt(before)
+        daemon.start()
+        if before:
+            before.stop()
+        return daemon
+
+    current = daemon(ENDLESS, None)
+    try:
+        eventually(lambda: "seat-hold: not swept until" in current.readiness()[1])
+        current = daemon(ENDLESS, current)
+        eventually(lambda: "seat-hold: not swept until" in current.readiness()[1])
+        assert seats.client.zcard("seats:ttl") == 1
+        current = daemon(SCRIPT, current)
+        eventually(lambda: not seats.client.zcard("seats:ttl"))
+    finally:
+        current.stop()
+    assert len(kills) == 1

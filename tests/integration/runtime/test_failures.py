@@ -125,6 +125,36 @@ def test_the_daemon_names_the_error_and_tries_again(
     assert not [record for record in caplog.records if record.message == "sweep goes on"]
 
 
+def test_no_other_work_hides_a_failing_sweep(server: Server, client: redis.Redis) -> None:
+    """Of a kind that has the name of another task."""
+    client.set("bad:ttl", "text")
+    daemon = Daemon(
+        Settings.model_validate(
+            {
+                "redis": {"url": server.url},
+                "reservations": {"enabled": False},
+                "kinds": [BAD | {"name": "maintenance"}],
+                "sweep": {"interval": "50ms"},
+                "http": {"listen": ""},
+            }
+        )
+    )
+    seen = set[bool]()
+
+    def failed_often() -> bool:
+        failures = value(daemon.metrics, "sweeperd_sweeps_total", kind="maintenance", result="error")
+        if failures:
+            seen.add(daemon.readiness()[0])
+        return failures >= 20
+
+    daemon.start()
+    try:
+        eventually(failed_often)
+    finally:
+        daemon.stop()
+    assert seen == {False}
+
+
 def test_a_sweep_that_goes_on_says_so_once(
     server: Server, client: redis.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:

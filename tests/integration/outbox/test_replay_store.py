@@ -6,11 +6,20 @@ import pytest
 import redis
 
 from sweeperd.context import DEFAULT_TIMING
-from sweeperd.outbox import PAGE, PARKED, Outbox
-from sweeperd.outbox.replays import ReplayNote, ReplayProgress, ReplayStore, end_cancelled, replay_group
+from sweeperd.outbox import PAGE, PARKED, CircuitNote, CircuitStateStore, Outbox
+from sweeperd.outbox.replays import (
+    ReplayNote,
+    ReplayProgress,
+    ReplayStore,
+    dead_letters,
+    end_cancelled,
+    obstacle,
+    replay_group,
+)
 from sweeperd.store import Shard, streams
 from tests.support.deliveries import EVENTS
 from tests.support.fixtures import full
+from tests.support.streams import append
 
 GROUPS = "sweeperd:groups"
 GROUP = replay_group("hook")
@@ -80,6 +89,7 @@ def test_a_later_one_is_neither_cancelled_nor_ended(store: ReplayStore, client: 
     assert store.begin(later) == "begun"
     assert not store.cancel(earlier)
     assert not store.end(earlier, by_force=True)
+    assert store.progress(earlier) == ReplayProgress()
     assert store.read("hook") == later
     assert group(client) is not None
 
@@ -224,3 +234,30 @@ def test_one_whose_note_is_lost_has_not_ended_unless_another_has_begun(
     seen: list[Any] = []
     monkeypatch.setattr(ReplayStore, "position", begun_meanwhile)
     assert store.progress(meant) == ReplayProgress()
+
+
+def test_its_own_events_alone_count_as_its_dead_letters(shard: Shard, client: redis.Redis) -> None:
+    before, *ids, after = add(client, 5)
+    for event, endpoint, expired_at in (
+        (ids[0], "hook", 8),
+        (ids[1], "hook", 8),
+        (ids[2], "hook", 9),
+        (ids[2], "audit", 8),
+        (before, "hook", 8),
+        (after, "hook", 8),
+    ):
+        append(client, "sweeperd:dead-letters", {"event": event, "endpoint": endpoint, "expired_at": expired_at})
+    assert dead_letters(shard, note(ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("circuit", "told"),
+    [
+        ({"probe_at": 1, "reason": "HTTP 500"}, "deliveries to hook fail: HTTP 500"),
+        ({"reason": "NOPERM"}, "deliveries to hook fail: cannot deliver on 1 of 1: NOPERM"),
+        ({}, ""),
+    ],
+)
+def test_either_kind_of_failure_keeps_it_from_going_on(shard: Shard, circuit: dict[str, Any], told: str) -> None:
+    CircuitStateStore(shard).write("hook", CircuitNote(process="us", at=shard.clock.now_ms(), **circuit))
+    assert obstacle(shard, "hook") == told

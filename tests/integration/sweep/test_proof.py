@@ -16,7 +16,9 @@ from sweeperd.ops.acl import acl_users
 from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store import Shard
 from sweeperd.sweep import kinds_of
+from tests.lua.kinds.forms import MEMBER
 from tests.lua.kinds.world import DEADLINE, SCRIPT, SEATS, scripted, settings_of
+from tests.support.builders import configured_kind
 from tests.support.kind_settings import hold_seats
 from tests.support.servers import Server
 
@@ -157,6 +159,28 @@ def test_each_settings_are_proven_by_themselves(world: World, changed: str) -> N
     world.orphans(1)
     assert counts(world.sweep(SEATS | CHANGES[changed]).tick()) == {"held": 1}
     assert counts(world.sweep(SEATS | {"grace": "1s", "retention": "1d"}).tick()) == {"not_found": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "proven"),
+    [
+        (SEATS, {"unit": "s"}, False),
+        (MEMBER, {"member": "{type}:{client}|{slot}"}, False),
+        (scripted(SCRIPT), {"ended": {"state": "GONE"}}, False),
+        (SEATS, {"ended": {"state": "GONE"}}, True),
+        (scripted(SCRIPT), {"grace": "1s"}, True),
+    ],
+)
+def test_a_proof_is_of_all_settings_that_say_what_is_alive(
+    kind: dict[str, Any], changed: dict[str, Any], proven: bool
+) -> None:
+    """Among them `ended` of a script alone: of another kind, `active` must name the living state as well."""
+
+    def proof(**more: Any) -> bytes:
+        settings = settings_of(kind | more)
+        return configured_kind(settings.kinds[0], settings).proof
+
+    assert (proof() == proof(**changed)) is proven
 
 
 def test_a_script_that_reads_other_fields_is_proven_anew(world: World) -> None:

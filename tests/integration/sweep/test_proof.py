@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,7 +15,8 @@ from sweeperd.metrics import Metrics
 from sweeperd.ops.acl import acl_users
 from sweeperd.runtime.sweeps import KindSweep
 from sweeperd.store import Shard
-from sweeperd.sweep import kinds_of
+from sweeperd.sweep import Decision, Kind, Outcome, kinds_of, proof
+from sweeperd.sweep.proof import HeldCauses
 from tests.lua.kinds.forms import MEMBER
 from tests.lua.kinds.world import DEADLINE, SCRIPT, SEATS, scripted, settings_of
 from tests.support.builders import configured_kind
@@ -31,6 +32,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "script": (scripted(SKIPS + SCRIPT[SCRIPT.index("function plan") :]), "decide says skip HELD"),
     "ended": (scripted(SCRIPT) | {"ended": {"state": "HELD"}}, "state is HELD, ended names it"),
 }
+
+
+def kind_of(kind: dict[str, Any]) -> Kind:
+    settings = settings_of(kind)
+    return configured_kind(settings.kinds[0], settings)
 
 
 class World:
@@ -176,11 +182,7 @@ def test_a_proof_is_of_all_settings_that_say_what_is_alive(
 ) -> None:
     """Among them `ended` of a script alone: of another kind, `active` must name the living state as well."""
 
-    def proof(**more: Any) -> bytes:
-        settings = settings_of(kind | more)
-        return configured_kind(settings.kinds[0], settings).proof
-
-    assert (proof() == proof(**changed)) is proven
+    assert (kind_of(kind).proof == kind_of(kind | changed).proof) is proven
 
 
 def test_a_script_that_reads_other_fields_is_proven_anew(world: World) -> None:
@@ -282,3 +284,33 @@ def test_a_user_without_the_right_to_the_proofs(world: World, server: Server) ->
     finally:
         shard.close()
         world.client.execute_command("ACL", "DELUSER", "limited")
+
+
+# ---- why entries are held
+
+
+def held(*whys: str, others: Sequence[Decision] = ()) -> HeldCauses:
+    causes = HeldCauses(kind_of(SEATS))
+    causes.add([*(Decision(b"h", Outcome.HELD, "skipped", why=why) for why in whys), *others])
+    return causes
+
+
+def test_the_most_frequent_cause_is_the_likely_one_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "CAUSES", 2)
+    assert held("a", "b", "b").likely == "b"
+    assert held("a", "b", "c", "c").likely == "a", "the third cause is beyond the limit"
+
+
+@pytest.mark.parametrize(
+    ("whys", "others", "likely"),
+    [
+        ([""], [], "no entry of seats:ttl has a hash seats:hold:{id}"),
+        ([""], [Decision(b"h", Outcome.NOT_DUE)], "entries of seats:ttl have no hash seats:hold:{id}"),
+        (["", "", "a"], [], "entries of seats:ttl have no hash seats:hold:{id}"),
+        ([], [Decision(b"h", Outcome.NOT_DUE)], ""),
+    ],
+)
+def test_that_no_entry_has_a_hash_is_said_of_all_alone(
+    whys: Sequence[str], others: Sequence[Decision], likely: str
+) -> None:
+    assert held(*whys, others=others).likely == likely

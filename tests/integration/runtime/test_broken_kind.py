@@ -76,8 +76,10 @@ def test_a_script_that_was_killed_is_not_run_again(seats: Seats, shard: Shard, k
     refused = "seat-hold: not swept until its script is corrected or sweeperd restarts"
     with pytest.raises(KindRefused, match=refused):
         sweep.run()
-    tried = {"shard": "default", "kind": "seat-hold", "outcome": "error"}
-    assert metrics.registry.get_sample_value("sweeperd_candidates_total", tried) == 1
+    about, value = {"shard": "default", "kind": "seat-hold"}, metrics.registry.get_sample_value
+    assert value("sweeperd_candidates_total", about | {"outcome": "error"}) == 1
+    assert value("sweeperd_sweeps_total", about | {"result": "error"}) == 1
+    assert value("sweeperd_sweeps_total", about | {"result": "ok"}) == 0
     status = read_status(seats.settings, shard)
     assert (status.error, [kind.due for kind in status.kinds if kind.kind == "seat-hold"]) == ("", [1])
     with (

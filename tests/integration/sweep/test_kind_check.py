@@ -11,6 +11,7 @@ from sweeperd.errors import KindRefused
 from sweeperd.store import Shard
 from sweeperd.sweep import configured, kind_script
 from sweeperd.sweep.kind_script import HIDDEN_GLOBALS
+from tests.lua.kinds.forms import MEMBER, SCORED
 from tests.lua.kinds.world import SEATS, Seats, scripted
 from tests.support.fixtures import full
 from tests.support.servers import Binary, Server
@@ -86,6 +87,23 @@ def test_globals_that_are_not_known_here_are_taken_away(client: redis.Redis, mon
     assert seats.kind.script.source == before, "it stays the same script"
 
 
+def test_a_file_that_leaves_no_room_for_further_globals_is_refused(
+    client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are local variables, of which a function of Lua has up to 200, its parameters included."""
+    hidden = [name for name in HIDDEN_GLOBALS if name != "redis"]
+    monkeypatch.setattr(configured, "HIDDEN_GLOBALS", hidden)
+    monkeypatch.setattr(kind_script, "HIDDEN_GLOBALS", hidden)
+
+    variables = ", ".join(f"v{number}" for number in range(200 - 7 - len(hidden)))
+    decides = "function decide() return 'expire' end function plan() return {} end"
+    seats = Seats(client, scripted(f"local {variables}\n{decides}"))
+    seats.hold()
+    assert seats.run().outcome == "expired"
+    with pytest.raises(KindRefused, match=r"does not compile, line .*local variables"):
+        seats.kind.check(client)
+
+
 class BeforeRedis7(redis.Redis):
     """Says of its server that its scripts cannot ask for a right before they write."""
 
@@ -124,6 +142,21 @@ def test_on_redis_6_the_writes_of_a_plan_are_asked_for_too(client: redis.Redis, 
         seats.kind.check(user)
     with limited(client, server, "-hincrby") as user:
         seats.kind.check(user)  # a sum is written with HSET
+
+
+@pytest.mark.parametrize(
+    ("kind", "used"),
+    [(SEATS, set()), (SCORED, {"hdel", "persist"}), (MEMBER, {"hdel"})],
+    ids=["field", "score", "member"],
+)
+def test_on_redis_6_what_a_score_as_the_deadline_needs_is_asked_for_too(
+    client: redis.Redis, server: Server, kind: dict[str, Any], used: set[str]
+) -> None:
+    """HDEL removes the note about a score, and PERSIST ends the TTL of an entry that was renewed."""
+    for right in ("hdel", "persist"):
+        refused = pytest.raises(KindRefused, match=rf"no right to {right.upper()}$")
+        with limited(client, server, f"-{right}") as user, refused if right in used else contextlib.nullcontext():
+            Seats(client, kind).kind.check(user)
 
 
 def test_on_redis_6_a_command_that_was_renamed_is_refused(redis_binary: Binary) -> None:

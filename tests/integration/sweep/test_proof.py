@@ -129,6 +129,15 @@ def test_the_sample_writes_nothing(world: World) -> None:
     assert world.client.hlen("sweeperd:proofs") == 1
 
 
+def test_an_entry_of_the_sample_that_fails_does_not_stop_its_kind(world: World) -> None:
+    world.hold(3)
+    world.client.set("sweeperd:events", "text")
+    sweep = world.sweep()
+    assert counts(sweep.tick()) == {"error": 3}
+    world.client.delete("sweeperd:events")
+    assert counts(sweep.tick()) == {"expired": 3}
+
+
 def test_an_expiry_beyond_the_sample_proves_its_kind(world: World) -> None:
     """Of 1,000 entries one is alive, at a rank that the sample passes by."""
     world.orphans(1000)
@@ -253,15 +262,18 @@ def refuse_memory(world: World) -> Callable[[], object]:
 
 
 @pytest.mark.every_redis
-def test_a_full_redis_keeps_no_proof_and_sweeps(world: World) -> None:
+def test_a_full_redis_keeps_no_proof_and_sweeps(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.hold(30)
     world.orphans(5)
     free = refuse_memory(world)
     try:
         sweep = world.sweep()
         assert counts(sweep.tick()) == {"expired": 30, "not_found": 5}
+        assert caplog.messages.count("the proof of a kind cannot be noted") == 1
+        sweep.tick()
     finally:
         free()
+    assert caplog.messages.count("the proof of a kind cannot be noted") == 1, "it is said once"
     assert not world.client.exists("sweeperd:proofs")
     sweep.tick()
     assert world.client.hlen("sweeperd:proofs") == 1, "noted as soon as it is possible"

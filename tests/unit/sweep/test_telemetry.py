@@ -226,6 +226,13 @@ def test_a_tick_that_has_failed(told: Told) -> None:
     assert [(line["level"], line.get("error")) for line in told.lines] == [("INFO", 3), ("ERROR", "NOPERM no")]
 
 
+def test_a_failure_ends_where_another_replica_sweeps(told: Told) -> None:
+    told.audit.ticked(dataclasses.replace(report(), failure="NOPERM no"))
+    told.audit.stood_by()
+    told.audit.stood_by()
+    assert [line["message"] for line in told.lines] == ["sweep failed", "sweep goes on"]
+
+
 def test_standby(told: Told) -> None:
     told.audit.stood_by()
     assert told.changes() == {

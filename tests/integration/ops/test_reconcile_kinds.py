@@ -92,6 +92,14 @@ def test_a_drift_that_stays_is_found(shard: Shard, client: redis.Redis) -> None:
     assert (dict(report.found), report.unjudged) == ({Fault.SUM_DRIFT: 1}, 0)
 
 
+def test_a_drift_is_found_where_the_score_is_the_deadline(shard: Shard, client: redis.Redis) -> None:
+    settings = Settings.model_validate(tomllib.loads((SEAT_HOLD + SUMS).replace('deadline = "expires_at"', "")))
+    hold_seats(client, "a", 3, FUTURE)
+    client.hset("seats:hamlet", "held", 4)
+    report = walk_once(shard, settings)
+    assert (dict(report.found), report.unjudged) == ({Fault.SUM_DRIFT: 1}, 0)
+
+
 def test_an_amount_of_too_many_digits_counts_for_nothing(shard: Shard, client: redis.Redis) -> None:
     hold_seats(client, "a", 3, FUTURE)
     hold_seats(client, "b", "9" * 5000, FUTURE)

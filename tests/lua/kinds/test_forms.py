@@ -164,6 +164,8 @@ def test_a_deadline_in_seconds(client: Any, text: str, due: int | None) -> None:
     assert run(lab, at=DEADLINE + due).outcome == "not_due"
     assert client.zscore(lab.kind.index, "h1") == float(text)
     assert run(lab, at=DEADLINE + due + 1).outcome == "expired"
+    (_, event), *_ = client.xrevrange(lab.keys.events, count=1)
+    assert event[b"expires_at"] == b"%d" % (DEADLINE + due)
 
 
 def test_a_deadline_in_ms_is_whole(client: Any) -> None:
@@ -276,6 +278,25 @@ def test_a_key_that_is_gone_is_not_an_empty_one(client: Any, text: str | None, e
     assert client.zscore(lab.kind.index, "h1") is None
 
 
+def test_a_name_in_quotes_is_no_path(client: Any) -> None:
+    gives_back = ["HINCRBY seats:{show} free {order.qty}", 'HINCRBY seats:{show} held -{"order.qty"}']
+    lab = cart(client, text_of(order={"qty": 3}, **{"order.qty": 5}), give_back=gives_back, event=[])
+    client.hset("seats:s1", "held", 5)
+    assert run(lab).outcome == "expired"
+    assert client.hmget("seats:s1", "free", "held") == [b"13", b"0"]
+
+
+def test_a_script_extends_no_json(client: Any) -> None:
+    script = "function decide(_, now) return 'extend', now + 10000000 end function plan() return {} end"
+    lab = lab_of(client, without(scripted(script), "ended") | {"entry": "json", "retention": "0s"})
+    text = json.dumps({"state": "HELD", "expires_at": DEADLINE})
+    client.set("seats:hold:h1", text)
+    client.zadd(lab.kind.index, {"h1": DEADLINE})
+    expected = ("quarantined", "SCRIPT_ERROR", "extend: the deadline of entry = json cannot be written")
+    assert why(run(lab)) == expected
+    assert client.get("seats:hold:h1") == text.encode()
+
+
 # ---- a member
 
 
@@ -336,6 +357,14 @@ def test_a_template_is_repeated_for_each_element(client: Any) -> None:
     assert run(lab).outcome == "expired"
     assert [client.hmget(f"stock:p{n}", "free", "held") for n in (1, 127)] == [[b"1", b"0"], [b"127", b"0"]]
     assert client.get("carts:given") == b"2"
+
+
+def test_the_array_of_a_hash_is_read_where_no_event_tells_it(client: Any) -> None:
+    stock = {"stock:p3": {"hash": {"free": "0", "held": "3"}}, "carts:given": {"string": "1"}}
+    hold = HOLD | {"hash": HOLD["hash"] | {"items": json.dumps([line(3)])}, "keys": stock}
+    lab, _ = loaded(client, EACH | {"event": []}, hold)
+    assert run(lab).outcome == "expired"
+    assert client.hmget("stock:p3", "free", "held") == [b"3", b"0"]
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import redis
 
+from sweeperd.config import RedisSettings
 from sweeperd.store import Shard
 from sweeperd.sweep import Decision, Outcome
-from sweeperd.sweep.index import SCANS, SKIPS, GraceEnds, IndexEntry, IndexPage, IndexReader
+from sweeperd.sweep.index import SCANS, SKIPS, GraceEnds, IndexEntry, IndexPage, IndexReader, PageSize
 from tests.support.builders import reservations_kind
 from tests.support.harness import server_time
+from tests.support.servers import free_port
 
 HOUR = 3_600_000
 #: So many expiries take Redis as long as a page may take; and so many entries are scanned, or passed by, in that time.
@@ -207,3 +210,11 @@ def test_a_tick_over_the_whole_index_forgets_the_graces_that_have_ended(index: I
     assert ends.first == index.first + 30_000, "the tick went on from the middle"
     index.tick(now=40_000)
     assert ends.first == index.first + HOUR
+
+
+def test_pages_stay_as_large_while_redis_answers_nothing() -> None:
+    gone = Shard(RedisSettings.model_validate({"url": f"redis://127.0.0.1:{free_port()}"}))
+    pages = PageSize(gone, 100)
+    with pytest.raises(redis.ConnectionError):
+        pages.read(lambda count: gone.client.zrange("reservation:ttl", 0, count))
+    assert pages.now == 100

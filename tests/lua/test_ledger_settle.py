@@ -5,6 +5,7 @@ ledger has none.
 """
 
 import itertools
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -135,6 +136,38 @@ def test_a_scope_without_a_budget_is_named_in_the_event(book: Book) -> None:
     (event,) = events(book)
     assert event[b"missing"] == b'["%b"]' % TOP.replace("/", "\\/").encode()
     assert book.amounts(BOTTOM) == (930, 0, 70, 0)
+
+
+@pytest.mark.parametrize(
+    ("scopes", "reserved", "closed"),
+    [
+        (SCOPES, 0, [TOP]),
+        (SCOPES, 99, [TOP]),
+        (SCOPES, 200, []),
+        ([TOP, BOTTOM, TOP], 199, [TOP]),
+        ([TOP, BOTTOM, TOP], 400, []),
+        (["gone", *SCOPES], 0, [TOP]),
+    ],
+)
+def test_a_closed_budget_is_named_as_the_sweep_names_it(
+    book: Book, scopes: list[str], reserved: int, closed: list[str]
+) -> None:
+    rid, twin = (book.reserve(100, scopes).reservation_id.encode() for _ in range(2))
+    book.client.hset(
+        book.keys.budget(TOP.encode(), b"TOKENS"),
+        mapping={"status": "CLOSED", "reserved": reserved, "remaining": 1000 - reserved},
+    )
+    book.freeze(OVERDUE)
+    assert settle(book, rid, 0).late
+    book.expire(twin, OVERDUE)
+    ours, theirs = events(book)
+    assert json.loads(ours[b"closed"]) == closed
+    for field in EXPIRY_FIELDS:
+        if field not in (b"id", b"trace_id"):
+            assert ours[field] == theirs[field]
+    left = reserved if closed else 0
+    assert book.amounts() == (1000 - left, left, 0, 0)
+    assert book.amounts(BOTTOM) == (1000, 0, 0, 0)
 
 
 @pytest.mark.parametrize("swept", [False, True])

@@ -102,12 +102,14 @@ do
 
   -- Settles the hold on each budget, once for each mention: `amount` leaves `reserved`, its part `back` returns to
   -- `remaining`, and the rest is spent. If a closed budget has less reserved, closing it returned the whole amount, so
-  -- the rest is taken from `remaining`. Returns the refusal of the first budget that refuses.
+  -- the rest is taken from `remaining`, and `held` of the budget is false. Returns the refusal of the first budget that
+  -- refuses.
   function budgets.settle(each, amount, back)
     local used = amounts.subtract(amount, back)
     for i = 1, #each do
       local budget = each[i]
       local held = not amounts.less(amounts.share(budget.reserved, budget.times), amount)
+      budget.held = held
       if not held and budget.status ~= 'CLOSED' then
         return {'refused', 'RESERVED_UNDERFLOW', budget.scope}
       end

@@ -98,8 +98,15 @@ local function run()
 
   local event
   if overdue then
+    local closed = {}
+    for i = 1, #each do
+      if not each[i].held then
+        closed[#closed + 1] = each[i].scope
+      end
+    end
+    local closed_text = #closed > 0 and json.encode(closed) or '[]'
     event, refusal = add_expiry(KEYS[2], KEYS[5], ARGV[2], ARGV[3], row[5], reservation.unit, reservation.amount,
-      row[6], row[7], row[8] or ARGV[6], row[9], missing_text, '[]', ARGV[9])
+      row[6], row[7], row[8] or ARGV[6], row[9], missing_text, closed_text, ARGV[9])
     if refusal then
       return refusal
     end

@@ -84,11 +84,11 @@ class OnceDocument(Document, title="sweeperd --once --json"):
     """One run, all shards together."""
 
     candidates: Count = Field(description="Index entries decided, each counted once.")
-    expired: Count = Field(description="Reservations expired.")
-    skipped: Count = Field(description="Entries of reservations that had ended already.")
+    expired: Count = Field(description="Entries expired.")
+    skipped: Count = Field(description="Entries that had ended already.")
     in_grace: Count = Field(description="Entries whose grace has not ended.")
-    not_due: Count = Field(description="Entries whose deadline was moved.")
-    not_found: Count = Field(description="Entries without a reservation.")
+    not_due: Count = Field(description="Entries whose deadline is later, or that wait or are protected.")
+    not_found: Count = Field(description="Entries whose hash or string is gone.")
     deferred: Count = Field(description="Overdue entries that wait because Redis is above sweep.memory_limit.")
     held: Count = Field(description="Entries that stay because no entry of their kind was seen alive yet.")
     quarantined: Count = Field(description="Entries set aside.")

@@ -9,8 +9,8 @@ own RedisCluster also resends commands after a failed connection, when they may 
 While a slot migrates from one node to another, key by key, its keys are in two places. A command on one key runs on the
 key's node. When a script's keys are on both nodes, Redis refuses the script with TRYAGAIN, or with ASK to redirect it
 to the other node. We follow ASK only for scripts on a single key. After ASKING, a key that hasn't arrived yet looks
-missing. expire.lua looks up the budgets itself: it would take such budgets for closed, and never release their reserved
-amounts. Such a script therefore waits until the slot has migrated.
+missing. expire.lua looks up the budgets itself: it would take such budgets for missing, and never release their
+reserved amounts. Such a script therefore waits until the slot has migrated.
 """
 
 import inspect

@@ -354,12 +354,12 @@ def test_a_missing_right_is_not_a_redis_that_does_not_run(server: Server, client
 @pytest.mark.parametrize(
     ("rule", "level", "told"),
     [
-        ("-scan without a walk", OK, "SCAN"),
+        ("-scan without a walk", OK, "all that the daemon and show need; operators' commands also need SCAN, "),
         ("-xadd", FAILURE, "XADD sweeperd:events, XADD sweeperd:dead-letters"),
         ("-xgroup", FAILURE, "XGROUP CREATE sweeperd:events"),
         ("-scan", WARNING, "SCAN: reconcile"),
         ("-type", WARNING, "TYPE reservation:res_*: show"),
-        ("+@all", OK, "commands of operators"),
+        ("+@all", OK, "operators' commands also need"),
     ],
 )
 def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str, level: CheckLevel, told: str) -> None:
@@ -367,6 +367,14 @@ def test_a_right_that_is_missing(server: Server, client: redis.Redis, rule: str,
     with user(client, server, rule) as url:
         finding = look(url, webhooks=ENDPOINTS, reconcile={"interval": "" if walks else "1d"})["rights"]
     assert (finding.level, told in finding.says) == (level, True)
+
+
+def test_the_rights_that_only_operators_lack_are_told_in_a_sentence(server: Server, client: redis.Redis) -> None:
+    with user(client, server) as url:
+        finding = look(url, reconcile={"interval": ""})["rights"]
+    assert finding.level is OK
+    assert finding.says.startswith("all that the daemon, reconcile and show need; operators' commands also need ")
+    assert "need XDEL on sweeperd:dead-letters, " in finding.says
 
 
 @pytest.mark.newest_redis

@@ -12,8 +12,8 @@ from sweeperd.ledger import Balance
 
 NEXT_STEP = f"""
 Next: docs/how-to/install.md connects sweeperd to your own Redis. `sweeperd
-check` says whether that Redis is ready. The daemon's status page is at
-http://{HttpSettings().listen}/."""
+check` says whether that Redis is ready. Once a daemon runs, its status page
+is at http://{HttpSettings().listen}/."""
 
 
 @dataclass(frozen=True)

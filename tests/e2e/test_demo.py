@@ -69,7 +69,8 @@ def test_it_ends_by_itself_with_balanced_books(name: str, tmp_path: Path) -> Non
     assert re.search(r"23 reservations: \d committed, 2 released, \d+ expired", done.text)
     for text in ("8 budgets", "verified webhooks", "All books balance", "docs/how-to/install.md"):
         assert text in done.text
-    assert f"http://{Settings().http.listen}/" in done.text, "the status page"
+    page = f"http://{Settings().http.listen}/"
+    assert f"Once a daemon runs, its status page\nis at {page}." in done.text, "the demo's own has ended"
     for text in ("group", "\x1b", "Traceback", "WRONG"):
         assert text not in done.text
     happened = {label: done.text.count(f"s  {label}") for label in ("reserved", "expired", "budget back", "webhook")}

@@ -14,6 +14,8 @@ import redis
 from sweeperd.config import CONFIG_PLACES
 from tests.docs.shell import typed
 from tests.support.documents import ROOT, code
+from tests.support.eyes.recorded import recorded
+from tests.support.kind_settings import hold_seats
 from tests.support.servers import Server
 
 HOW_TO = ROOT / "docs" / "how-to"
@@ -91,6 +93,26 @@ def test_shell_completion(shell: str) -> None:
     env = os.environ | {"_SWEEPERD_COMPLETE": f"{shell}_source"}
     done = subprocess.run([BIN / "sweeperd"], env=env, capture_output=True, text=True, timeout=60, check=True)
     assert "_sweeperd_completion" in done.stdout
+
+
+def test_the_preview_is_what_the_settings_of_the_readme_print(
+    server: Server, client: redis.Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text(code(ROOT / "README.md", "From settings to a webhook"), encoding="utf-8")
+    (tmp_path / "billing.secret").write_text(f"whsec_{'A' * 32}\n", encoding="utf-8")
+    client.hset("seats:hamlet", mapping={"free": 7, "held": 2316})
+    for number in range(1, 1205):
+        show = "" if number in (17, 31) else "hamlet"
+        hold_seats(client, f"h{number}", 1 if number <= 96 else 2, 1_700_000_000_000 + number, show)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWEEPERD_REDIS__URL", server.url)
+    command, *lines = code(HOW_TO / "check.md", "What would a sweep do?").splitlines()
+    assert command == "$ sweeperd --once --dry-run"
+    lines_printed = recorded([str(BIN / "sweeperd"), *command.split()[2:]])
+    printed = "".join(re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() + "\n" for _, line in lines_printed)
+    shown = "\n".join(lines).replace("redis://127.0.0.1:6379/0", server.url)
+    promised = "".join(r"(?:.+\n)*" if line == "..." else re.escape(line) + "\n" for line in shown.splitlines())
+    assert re.search(promised + r"\Z", printed), printed
 
 
 def test_the_use_case_of_the_readme_works_word_for_word(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ _SCRIPT_TESTS = {
     ),
     "ops/repair_budget": (*_RECONCILE, "tests/lua/test_thresholds.py"),
     "ops/replay": ("tests/integration/cli/test_replay.py", "tests/integration/cli/test_dead_letters.py"),
+    "ops/uninstall": ("tests/integration/cli/test_uninstall.py",),
     "sweep/": _GRACE,
     "sweep/drop_notes": ("tests/lua/kinds/test_forms.py",),
     "sweep/expire": _EXPIRE,

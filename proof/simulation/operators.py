@@ -23,6 +23,7 @@ from sweeperd.ops.trial import try_out
 from sweeperd.outbox import EndpointStateStore, dead_letters, replays
 from sweeperd.runtime.once import run_once
 from sweeperd.store import Shard, open_shards
+from sweeperd.store.scripts import accepted
 from sweeperd.sweep.configured import kinds_of
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Operators:
         ids = [letter.id for letter in dead_letters.read(shard, wanted)][: self._random.randint(1, 50)]
         if ids:
             self._book.disturb("dead letters replayed", 10_000, endpoint=endpoint.name)
-            dead_letters.replay(shard, ids)
+            accepted(dead_letters.replay(shard, ids))
 
     def _set_aside(self, shard: Shard, _endpoint: EndpointSettings) -> None:
         """Somebody breaks the hash of a reservation; later an operator dismisses the entry, or mends and requeues."""

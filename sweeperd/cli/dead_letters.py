@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import click
+import redis
 from pydantic import Field
 
 from sweeperd.cli.change import Change, Changed, Verb, selecting
@@ -22,6 +23,8 @@ from sweeperd.outbox import dead_letters
 from sweeperd.outbox.dead_letters import PAGE, DeadLetter, DeadLetterFilter, Replayed
 from sweeperd.outbox.endpoint_state import EndpointStateStore
 from sweeperd.outbox.event import entry_of
+from sweeperd.store.errors import describe, is_unanswered
+from sweeperd.store.scripts import accepted
 from sweeperd.store.shard import Shard
 from sweeperd.text import counted, decode, span
 
@@ -135,20 +138,33 @@ def drop(change: Change, **selected: Any) -> None:
     _change_letters(change, Verb(Action.DROP, "Delete {} permanently?", "dropped", _drop), **selected)
 
 
-#: Returns why each letter was not changed, or "".
-_Verb = Verb[Callable[[Shard, Sequence[DeadLetter], Sequence[EndpointSettings]], list[str]]]
+#: Why a letter was not changed, or ""; the error if Redis refused the change.
+_Outcome = str | Exception
+_Verb = Verb[Callable[[Shard, Sequence[DeadLetter], Sequence[EndpointSettings]], list[_Outcome]]]
 
 
-def _replay(shard: Shard, letters: Sequence[DeadLetter], endpoints: Sequence[EndpointSettings]) -> list[str]:
+def _replay(shard: Shard, letters: Sequence[DeadLetter], endpoints: Sequence[EndpointSettings]) -> list[_Outcome]:
     objections = [dead_letters.objection(letter, endpoints) for letter in letters]
     able = [letter.id for letter, objection in zip(letters, objections, strict=True) if not objection]
-    outcomes = iter(dead_letters.replay(shard, able))
-    return [objection or next(outcomes).why_not for objection in objections]
+    changed = (each if isinstance(each, Exception) else each.why_not for each in dead_letters.replay(shard, able))
+    return [objection or next(changed) for objection in objections]
 
 
-def _drop(shard: Shard, letters: Sequence[DeadLetter], _endpoints: Sequence[EndpointSettings]) -> list[str]:
+def _drop(shard: Shard, letters: Sequence[DeadLetter], _endpoints: Sequence[EndpointSettings]) -> list[_Outcome]:
     removed = dead_letters.drop(shard, [letter.id for letter in letters])
-    return ["" if gone else Replayed.GONE.why_not for gone in removed]
+    return [each if isinstance(each, Exception) else "" if each else Replayed.GONE.why_not for each in removed]
+
+
+def _outcomes(
+    verb: _Verb, shard: Shard, page: Sequence[DeadLetter], endpoints: Sequence[EndpointSettings]
+) -> list[_Outcome]:
+    """Change a page. Raises redis.RedisError if an answer was lost, so that the outcome is unknown."""
+    try:
+        return verb.act(shard, page, endpoints)
+    except redis.RedisError as error:
+        if is_unanswered(error):
+            raise
+        return [error] * len(page)
 
 
 #: Reads the selected letters of a shard; and how many letters of each endpoint there were before the question.
@@ -189,20 +205,27 @@ def _change_letters(
         return verb.question.format(letters) if total else ""
 
     def work(shard: Shard, here: _Found) -> Iterator[Changed]:
-        letters, names, looked_at = here[0](), set[str](), 0
-        with change.output.bar(verb.done.capitalize(), here[1].total(), hidden=verbose) as bar:
-            while page := list(itertools.islice(letters, PAGE)):
-                if verb.action is Action.DROP:
-                    results.copy(page)
-                problems = verb.act(shard, page, change.settings.consumers)
-                changed = [letter.endpoint for letter, problem in zip(page, problems, strict=True) if not problem]
-                yield from Counter(changed).items()
-                names.update(changed)
-                for letter, problem in zip(page, problems, strict=True):
-                    results.add(letter, problem)
-                looked_at += len(page)
-                bar.update(len(page))
-        results.miss(here[1].total() - looked_at)
+        letters, names, left = here[0](), set[str](), here[1].total()
+        try:
+            with change.output.bar(verb.done.capitalize(), left, hidden=verbose) as bar:
+                while page := list(itertools.islice(letters, PAGE)):
+                    if verb.action is Action.DROP:
+                        results.copy(page)
+                    outcomes = _outcomes(verb, shard, page, change.settings.consumers)
+                    problems = [describe(each) if isinstance(each, Exception) else each for each in outcomes]
+                    changed = [letter.endpoint for letter, problem in zip(page, problems, strict=True) if not problem]
+                    yield from Counter(changed).items()
+                    names.update(changed)
+                    for letter, problem in zip(page, problems, strict=True):
+                        results.add(letter, problem)
+                    left -= len(page)
+                    bar.update(len(page))
+                    accepted(outcomes)
+        except redis.RedisError as error:
+            if not is_unanswered(error):
+                results.miss(left, describe(error))
+            raise
+        results.miss(left, Replayed.GONE.why_not)
         for name in sorted(names) if verb.action is Action.REPLAY else ():
             if EndpointStateStore(shard).read(name).paused:
                 warn(f"{name} is paused; its events wait until `sweeperd endpoints resume {name}`")
@@ -277,10 +300,10 @@ class _Results:
             self._output.say(f"{text}: {f'unchanged: {problem}' if problem else self._done}")
         self._counts[problem] += 1
 
-    def miss(self, count: int) -> None:
-        """Letters that the operator was asked about, and that were gone then."""
+    def miss(self, count: int, problem: str) -> None:
+        """Letters that the operator was asked about, and that were gone then or not reached."""
         if count > 0:
-            self._counts[Replayed.GONE.why_not] += count
+            self._counts[problem] += count
 
     def end(self, change: Change) -> None:
         done = self._counts.pop("", 0)
@@ -289,7 +312,8 @@ class _Results:
             start = "" if self._printed else self._separator()
             click.echo(f'{start}], "{self._done}": {done}, "left": {left}, "down": {json.dumps(change.down)}}}')
         elif not done and not left and not change.at_least:
-            self._output.say(f"no dead letters match{change.among_those_up}")
+            if change.any_up:
+                self._output.say(f"no dead letters match{change.among_those_up}")
         else:
             self._output.say(f"{change.at_least}{done} {self._done}" + (f", {left} unchanged" if left else ""))
             for problem, count in self._counts.most_common():

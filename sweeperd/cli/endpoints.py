@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import click
+import redis
 
 from sweeperd.cli.change import Change, Changed, changing
 from sweeperd.cli.moment import Moment, moment
@@ -24,6 +25,7 @@ from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
+from sweeperd.store.errors import is_unanswered
 from sweeperd.store.shard import Shard
 from sweeperd.text import counted, rfc3339, span, timestamp
 
@@ -216,16 +218,20 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         return what if backlog.found else ""
 
     def work(shard: Shard, backlog: endpoints.DroppedBacklog) -> Iterator[Changed]:
-        dropped, before_ms, at_least = 0, int(backlog.before), "at least "
+        dropped, before_ms, at_least, refused = 0, int(backlog.before), "at least ", False
         try:
             for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
                 dropped += count
                 yield target(backlog), count
             at_least = ""
+        except redis.RedisError as error:
+            refused = not dropped and not is_unanswered(error)
+            raise
         finally:
             done.append(backlog.model_copy(update={"dropped": dropped}))
             result = "turned into dead letters" if letters else "dropped"
-            change.output.say(f"{at_least}{counted(dropped, 'event')} of {name} on {shard.name} {result}")
+            if not refused:
+                change.output.say(f"{at_least}{counted(dropped, 'event')} of {name} on {shard.name} {result}")
 
     change.carry_out(Action.DROP_BACKLOG, find, question, work, target, irreversible=True)
     change.report(endpoints.DropDocument(endpoint=name, dead_letters=letters, shards=done))

@@ -147,7 +147,7 @@ def adopt_(change: Change, ids: tuple[str, ...]) -> None:
     taken = {text for text in ids if set(adopted).intersection(candidates(text))}
     change.check_named(ids, taken, "was not quarantined by another sweeper")
     change.report(AdoptDocument(adopted=len(adopted)))
-    change.output.say(f"adopted {change.at_least}{_entries(len(adopted))}")
+    _say_count(change, "adopted", len(adopted))
 
 
 _Verb = Verb[Callable[[Quarantine, QuarantineFilter], Iterator[list[QuarantineChange]]]]
@@ -267,7 +267,7 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
             answer |= {"unreadable": tally.unreadable.count, "unreadable_ids": tally.unreadable.ids}
         change.report(QuarantineChangeDocument.model_validate(answer))
     else:
-        change.output.say(f"{verb.done} {change.at_least}{_entries(tally.done)}")
+        _say_count(change, verb.done, tally.done)
         if tally.cost:
             change.output.say(f"what they hold stays locked{tally.cost}")
         if tally.stays:
@@ -277,6 +277,12 @@ def _report(change: Change, verb: _Verb, tally: _Tally, reasons: Mapping[str, st
             change.output.table(("shard", "id", "stays", ""), rows)
     if tally.stay:
         change.fail(f"{_entries(tally.stay)} not {verb.done}")
+
+
+def _say_count(change: Change, done: str, count: int) -> None:
+    """Say how many were changed; not if none was because of an error, which was told."""
+    if count or change.at_least or not change.down:
+        change.output.say(f"{done} {change.at_least}{_entries(count)}")
 
 
 def _kinds(run: Run, names: Sequence[str], reason: str | None) -> list[Kind]:

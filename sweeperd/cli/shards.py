@@ -48,7 +48,7 @@ class Run:
     @property
     def among_those_up(self) -> str:
         """The end of a sentence that says that nothing was found."""
-        return " on the shards that are up" if self._down else ""
+        return " on the shards that could be used" if self._down else ""
 
     @property
     def any_up(self) -> bool:

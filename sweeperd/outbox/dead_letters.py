@@ -10,7 +10,7 @@ from typing import Any, cast
 from sweeperd.config import EndpointSettings
 from sweeperd.outbox.event import message
 from sweeperd.store import streams
-from sweeperd.store.scripts import Call, Script, accepted, batches, run_commands
+from sweeperd.store.scripts import Call, Script, batches, run_commands
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
 from sweeperd.text import decode, whole
@@ -155,17 +155,23 @@ def objection(letter: DeadLetter, endpoints: Sequence[EndpointSettings]) -> str:
     return "the endpoint is no longer configured"
 
 
-def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed]:
-    """Replace each of these letters by its event, in one step each. Raises redis.RedisError, perhaps halfway."""
+def replay(shard: Shard, ids: Sequence[str]) -> list[Replayed | Exception]:
+    """
+    Replace each of these letters by its event, in one step each; the error for a letter that Redis refuses to replace.
+    Raises redis.RedisError, perhaps halfway.
+    """
     script, keys = Script("ops/replay"), [shard.keys.events, shard.keys.dead_letters]
     replies = script.run_many(shard.client, [Call(keys, [letter_id]) for letter_id in ids])
-    return [Replayed(reply[0].decode()) for reply in accepted(replies)]
+    return [reply if isinstance(reply, Exception) else Replayed(reply[0].decode()) for reply in replies]
 
 
-def drop(shard: Shard, ids: Sequence[str]) -> list[bool]:
-    """Remove these letters. False if a letter was already replayed or dropped. Raises redis.RedisError."""
+def drop(shard: Shard, ids: Sequence[str]) -> list[bool | Exception]:
+    """
+    Remove these letters. False if a letter was already replayed or dropped; the error if Redis refuses to remove it.
+    Raises redis.RedisError, perhaps halfway.
+    """
     replies = run_commands(shard.client, (("XDEL", shard.keys.dead_letters, letter_id) for letter_id in ids))
-    return [bool(removed) for removed in accepted(replies)]
+    return [reply if isinstance(reply, Exception) else bool(reply) for reply in replies]
 
 
 def _letter(shard: Shard, entry: bytes, fields: dict[bytes, bytes]) -> DeadLetter:

@@ -1,6 +1,7 @@
 """The one flow behind every command that changes something: find, ask, act, record."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from click.testing import Result
 
 from sweeperd.cli.output import Output
 from sweeperd.ops.reconcile.walk import mend
+from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
-from tests.integration.cli.conftest import Run, give_up
+from tests.integration.cli.conftest import Run, expire, give_up
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD
 from tests.support.servers import Server, free_port
@@ -60,6 +62,11 @@ def test_an_unknown_id_may_be_on_the_shard_that_is_down(
     assert (partly.exit_code, arguments[-1] in partly.stderr, "shard down" in partly.stderr) == (1, False, True)
 
 
+def test_what_is_nowhere_is_said_of_the_shards_that_could_be_used(invoke: Run, server: Server) -> None:
+    result = invoke("dead-letters", "drop", "--all", "--yes", shards=places(server, "eu", "down"))
+    assert (result.exit_code, result.stdout) == (1, "no dead letters match on the shards that could be used\n")
+
+
 @pytest.mark.parametrize("verb", ["list", "replay", "drop"])
 def test_an_empty_name_is_no_endpoint(verb: str, invoke: Run, shard: Shard) -> None:
     """It selects nothing, instead of everything."""
@@ -97,3 +104,69 @@ def test_a_repair_leaves_a_clean_shard_alone(
     assert client.zcard("dirty:reservation:ttl") == 1
     assert client.xlen("dirty:sweeperd:actions") == 1
     assert not client.exists("clean:sweeperd:actions")
+
+
+@pytest.fixture
+def refusing(own_shard: Shard, own_server: Server, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a server with dead letters, an event that waits, and entries in quarantine; it refuses every write."""
+    client = own_shard.client
+    give_up(own_shard, ["l1", "l2"])
+    outbox = Outbox(own_shard, "test")
+    reserve(client, ["late"])
+    expire(client, ["late"])
+    outbox.read("billing", 1)
+    reserve(client, ["aside"], overdue_by=-50_000)
+    client.zrem("reservation:ttl", "aside")
+    client.zadd("sweeperd:quarantine", {"aside": 1})
+    if request.param == "replica":
+        client.replicaof("127.0.0.1", 1)
+        yield own_server.url
+        return
+    reads = ["+@read", "+@connection", "+time", "+eval", "+evalsha", "+script", "+hset"]
+    client.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">only-for-tests", "~*", *reads)
+    yield own_server.url.replace("redis://", "redis://reader:only-for-tests@")
+
+
+@pytest.mark.parametrize(
+    ("refusing", "arguments", "said"),
+    [
+        (refusing, arguments, said)
+        for arguments, said in (
+            ("dead-letters replay --all", ["0 replayed, 2 unchanged", "2 unchanged: "]),
+            ("dead-letters drop --all", ["0 dropped, 2 unchanged", "2 unchanged: "]),
+            ("endpoints drop billing --before 0s", []),
+            ("endpoints drop billing --before 0s --dead-letters", []),
+            ("quarantine dismiss --all", []),
+            ("quarantine requeue aside", []),
+        )
+        for refusing in ("replica", "no right")
+        if (refusing, arguments) != ("no right", "quarantine requeue aside")  # says why the entry stays
+    ],
+    indirect=["refusing"],
+)
+def test_of_a_refused_change_nothing_is_said_to_be_done(
+    arguments: str, said: list[str], invoke: Run, own_shard: Shard, refusing: str
+) -> None:
+    before = {key: own_shard.client.dump(key) for key in own_shard.client.scan_iter()}
+    result = invoke(*arguments.split(), "--yes", url=refusing, endpoints=ENDPOINTS)
+    assert result.exit_code == 1
+    assert "sweeperd: redis is not available: " in result.stderr or "lacks a right" in result.stderr, result.output
+    lines = result.stdout.splitlines()
+    assert (len(lines), [line[: len(text)] for line, text in zip(lines, said, strict=True)]) == (len(said), said)
+    assert {key: own_shard.client.dump(key) for key in own_shard.client.scan_iter()} == before
+
+
+@pytest.mark.parametrize("refusing", ["replica", "no right"], indirect=True)
+@pytest.mark.parametrize(
+    ("verb", "results"), [("drop", ["dropped", "dropped", "left", "left"]), ("replay", ["left"] * 2)]
+)
+def test_a_letter_that_redis_refuses_to_change_is_printed_as_left(
+    verb: str, results: list[str], invoke: Run, refusing: str
+) -> None:
+    result = invoke("dead-letters", verb, "--all", "--yes", "--json", url=refusing, endpoints=ENDPOINTS)
+    document = json.loads(result.stdout)
+    told = document["dead_letters"]
+    assert [letter["result"] for letter in told] == results
+    assert all(letter["problem"] for letter in told[-2:])
+    assert {letter["id"] for letter in told} == {letter["id"] for letter in told[-2:]}
+    assert (result.exit_code, document["left"], len(document["down"])) == (1, 2, 1)

@@ -152,7 +152,7 @@ def test_redis_that_is_down_is_told(environment: dict[str, str]) -> None:
 def test_nothing_is_said_of_a_shard_that_is_down(environment: dict[str, str]) -> None:
     down = environment | {"SWEEPERD_REDIS__URL": f"redis://127.0.0.1:{free_port()}/0"}
     said = run(down, "dead-letters", "replay", "--all", "--yes")
-    assert (said.exit_code, "no dead letters match on the shards that are up" in said.stdout) == (1, True)
+    assert (said.exit_code, said.stdout) == (1, "")
 
 
 #: Commands, and a field of the document that the shard which lives fills.

@@ -9,6 +9,7 @@ removed together.
 import bisect
 import contextlib
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self, cast
@@ -399,10 +400,10 @@ def filter_gap(shard: Shard, endpoint: EndpointSettings) -> str:
 
 
 def described(note: ReplayNote) -> str:
-    """The command-line options that select the events of a replay."""
+    """The command-line options that select the events of a replay, as a shell takes them."""
     options = [f"--since {rfc3339(note.since_ms)} --until {rfc3339(note.until_ms)}"]
     if note.tenant is not None:
-        options.append(f"--tenant {note.tenant}")
+        options.append(f"--tenant {shlex.quote(note.tenant)}")
     if note.event_type is not None:
-        options.append(f"--event-type {note.event_type}")
+        options.append(f"--event-type {shlex.quote(note.event_type)}")
     return " ".join(options)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_what_was_selected_is_noted(invoke: Run, now: int) -> None:
     start(invoke, "--detach", "--yes", "--tenant", "acme", "--event-type", "reservation")
     ((_, target, count),) = actions(invoke)
     assert (target.endswith(" --tenant acme --event-type reservation"), count) == (True, 3)
+
+
+def test_a_command_to_wait_for_it_can_be_pasted_into_a_shell(invoke: Run, client: redis.Redis, now: int) -> None:
+    append(client, EVENTS, {"id": "r6", "tenant": "acme corp; x", "expired_at": now - HOUR}, f"{now - HOUR}-6")
+    begun = start(invoke, "--detach", "--yes", "--tenant", "acme corp; x", "--event-type", "reservation.expired")
+    assert begun.exit_code == 0, begun.output
+    other = start(invoke, "--detach", "--yes")
+    command = shlex.split(other.stderr.split("`")[1])
+    assert command[-4:] == ["--tenant", "acme corp; x", "--event-type", "reservation.expired"]
 
 
 def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis, now: int) -> None:

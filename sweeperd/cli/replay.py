@@ -1,6 +1,7 @@
 """`sweeperd replay`: delivers the events of a time span to one endpoint again."""
 
 import itertools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -100,8 +101,9 @@ def command(
     The span selects by time of expiry: 2026-11-21T12:00:05Z, 12:00, or 15m for 15 minutes ago. The endpoint's
     filters apply.
 
-    The daemons that deliver do the work, and the command waits for them. If you interrupt the command, the replay
-    continues, and the command says how to wait for it again. Each endpoint has one replay at a time.
+    The daemons that deliver do the work, and the command waits for them. If you interrupt the command, or Redis is not
+    available for a moment, the replay continues, and the command says how to wait for it again. Each endpoint has one
+    replay at a time.
 
     Exit code 1 if another command cancels the replay meanwhile, or if its note in Redis is lost; 3 if it was
     interrupted, or if all events were sent and some wait for their next attempt or became dead letters.
@@ -119,16 +121,15 @@ def command(
     cancelled = cancel or any(each.cancelled for each in replays)
     values = {"endpoint": name, "cancelled": cancelled, "replays": replays}
     change.report(ReplaysDocument.model_validate(values))
+    left = [each for each in replays if each.running and each.progress.goes_on]
+    if again := [described(each.note) for each in left if not ended or (not detach and change.is_down(each.shard))]:
+        how = f"`sweeperd replay --endpoint {name} {again[0]}` waits for it again"
+        warn(f"the replay to {name} continues without this command; {how}, --cancel cancels it")
     change.end()
     waiting = sum(each.progress.left for each in replays if each.progress.only_waits)
     letters = sum(each.dead_letters for each in replays)
     if not ended:
-        again = next(described(each.note) for each in replays if each.running and each.progress.goes_on)
-        how = f"`sweeperd replay --endpoint {name} {again}` waits for it again"
-        fail(
-            printable(f"the replay to {name} continues without this command; {how}, --cancel cancels it"),
-            Exit.UNDELIVERED,
-        )
+        sys.exit(Exit.UNDELIVERED)
     if waiting and not detach:
         fail(f"all events were sent, and {waiting} wait for their next attempt", Exit.UNDELIVERED)
     if letters:

@@ -22,6 +22,7 @@ from sweeperd.store import Shard
 from sweeperd.text import rfc3339
 from tests.integration.cli.conftest import Run
 from tests.support.harness import environment, eventually, server_time
+from tests.support.proxy import Proxy
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 from tests.support.streams import append, entries
@@ -182,7 +183,7 @@ def test_it_waits_for_the_end(
 
 
 @contextmanager
-def waiting_command(server: Server, client: redis.Redis) -> Iterator["subprocess.Popen[str]"]:
+def waiting_command(server: Server | Proxy, client: redis.Redis) -> Iterator["subprocess.Popen[str]"]:
     """`sweeperd replay`, waiting for the end of what it has begun. No daemon delivers anything."""
     command = [sys.executable, "-m", "sweeperd", "replay", "--endpoint", "billing", "--since", "2h", "--yes", "--json"]
     env = environment(server.url, endpoints=BILLING)
@@ -281,6 +282,22 @@ def test_what_keeps_it_from_going_on_is_told_and_an_interrupted_wait_is_not_its_
     (told,) = json.loads(output)["replays"]
     assert (waiting.returncode, told["ended"], told["left"]) == (3, False, 5)
     assert f"`sweeperd replay --endpoint billing {described(begun)}` waits for it again" in errors
+
+
+def test_a_wait_that_redis_ends_is_not_the_end_of_the_replay(
+    server: Server, shard: Shard, client: redis.Redis, now: int
+) -> None:
+    with Proxy(server.port) as proxy, waiting_command(proxy, client) as waiting:
+        proxy.loses = b"HGET"
+        output, errors = waiting.communicate(timeout=30)
+    begun = ReplayStore(shard).read("billing")
+    assert begun is not None
+    document = json.loads(output)
+    assert (waiting.returncode, document["replays"][0]["ended"], len(document["down"])) == (1, False, 1)
+    *_, trouble, said = errors.splitlines()
+    assert trouble.startswith("sweeperd: redis is not available: ")
+    how = f"`sweeperd replay --endpoint billing {described(begun)}` waits for it again, --cancel cancels it"
+    assert said == f"sweeperd: the replay to billing continues without this command; {how}"
 
 
 def test_events_that_somebody_has_removed_are_told(

@@ -166,8 +166,10 @@ def writer(output: Output, form: str) -> Writer:
         output.name_address()
     wide = form == "table" and output.terminal
     line = _columns(output.screen.width) if wide else _csv if form == "csv" else _tabs
-    if form != "jsonl":
-        click.secho(line(_COLUMNS), bold=wide or None)
+    if wide:
+        click.secho(line(_COLUMNS), bold=True)
+    elif form != "jsonl":
+        click.echo(line(_COLUMNS))  # secho would end a style that there is not
 
     def write(events: Iterable[Expiry]) -> None:
         for event in events:

@@ -11,8 +11,9 @@ import redis
 from sweeperd.outbox import message
 from sweeperd.outbox.replays import AHEAD_MS
 from sweeperd.store import streams
+from tests.e2e.terminal import Terminal
 from tests.integration.cli.conftest import HOSTILE, Run, expire
-from tests.support.harness import reserve, server_time
+from tests.support.harness import environment, reserve, server_time
 from tests.support.servers import Server
 from tests.support.streams import append, entries
 
@@ -204,6 +205,13 @@ def test_hostile_names_as_csv(invoke: Run, client: redis.Redis) -> None:
     assert tenants[1:4] == [HOSTILE[1], HOSTILE[2], "'" + HOSTILE[3]]
     for row in rows:
         assert not any(cell.startswith(("=", "+", "-", "@")) for cell in row)
+
+
+def test_a_terminal_gets_csv_without_escape_codes(server: Server, client: redis.Redis) -> None:
+    add(client, server_time(client) - 100, "r1")
+    with Terminal(environment(server.url), ["expired", "--format", "csv"]) as terminal:
+        assert terminal.end() == 0
+    assert (b"\x1b" in terminal.seen, b"r1" in terminal.seen) == (False, True)
 
 
 def test_no_spreadsheet_takes_a_name_for_a_formula(invoke: Run, client: redis.Redis) -> None:

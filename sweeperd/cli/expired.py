@@ -120,7 +120,7 @@ def _reader(
         fail(f"--since ({_shown(since_ms)}) must be before {end} ({_shown(until_ms)})", Exit.USAGE)
     if until_ms > now_ms:
         warn(f"{_on(shard)}--until is in the future: it is {_shown(now_ms)} by Redis's clock")
-    if missing := retention_gap(shard, since_ms):
+    if missing := retention_gap(shard, since_ms, "is not shown"):
         warn(f"{_on(shard)}{missing}")
     return ExpiryReader(shard, since_ms, None if follow else until_ms, tenant, kind)
 

@@ -160,7 +160,7 @@ def _prepare(
         if note.cancelled or not same_span or not same_end:
             fail(_other(shard, note), Exit.FAILED)
         return _Replay(shard, note, running=True, progress=ReplayStore(shard).progress(note))
-    if missing := retention_gap(shard, span.since_ms):
+    if missing := retention_gap(shard, span.since_ms, "is not delivered"):
         warn(f"{shard.name}: {missing}")
     if gap := replay.filter_gap(shard, endpoint):
         warn(f"{shard.name}: {gap}")

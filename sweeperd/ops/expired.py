@@ -75,8 +75,11 @@ class ExpiryReader:
         return of_tenant and self.kind in (None, kind_of_event(fields))
 
 
-def retention_gap(shard: Shard, since_ms: int) -> str:
-    """Why expiries after `since_ms` may be missing from the stream, as if there had been none; or empty."""
+def retention_gap(shard: Shard, since_ms: int, lost: str) -> str:
+    """
+    Why expiries after `since_ms` may be missing from the stream, as if there had been none; or empty. `lost` continues
+    `what expired before`.
+    """
     info = streams.info(shard.client, shard.keys.events)
     if info is None:
         return "there is no event stream: nothing has expired here yet, or the stream was deleted"
@@ -89,7 +92,7 @@ def retention_gap(shard: Shard, since_ms: int) -> str:
     oldest_ms = streams.milliseconds(first[0])
     if oldest_ms <= since_ms:
         return ""
-    return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before is not shown"
+    return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before {lost}"
 
 
 class ExpiredCountDocument(ShardsDocument, title="sweeperd expired --count --json"):

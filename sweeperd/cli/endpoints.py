@@ -29,6 +29,8 @@ from sweeperd.store.errors import is_unanswered
 from sweeperd.store.shard import Shard
 from sweeperd.text import counted, rfc3339, span, timestamp
 
+#: The most characters of why an endpoint is paused.
+LONGEST_REASON = 500
 STYLES = {"delivered": "green", "rejected": "yellow", "failed": "red"}
 
 
@@ -93,9 +95,20 @@ def paused_since(paused_at: float | None, reason: str) -> str:
     return f"{since}: {reason}"
 
 
+def _bounded(_context: click.Context, _parameter: click.Parameter, reason: str) -> str:
+    if len(reason) > LONGEST_REASON:
+        raise click.BadParameter(f"it has {len(reason)} characters, more than {LONGEST_REASON}")
+    return reason
+
+
 @command.command("pause")
 @click.argument("name")
-@click.option("--reason", default="an operator paused it", help="Shown by `endpoints list` and `status`.")
+@click.option(
+    "--reason",
+    callback=_bounded,
+    default="an operator paused it",
+    help=f"Shown by `endpoints list` and `status`; up to {LONGEST_REASON} characters.",
+)
 @changing
 def pause(change: Change, name: str, reason: str) -> None:
     """Stop delivery to an endpoint until `resume`, on all daemons within seconds. Events wait; none is lost."""

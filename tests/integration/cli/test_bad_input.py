@@ -44,6 +44,7 @@ CASES = {
     f"dead-letters replay {'9' * 40}-0 --yes": "1795248005123-0",
     "dead-letters replay {hostile} --yes": r"'a\x1b[2J'",
     "endpoints drop billing --before 1ms --yes --reason {bytes}": r"--reason': '\udcff\udcfe' is not UTF-8",
+    "endpoints pause billing --yes --reason {long}": "--reason': it has 10000 characters, more than 500",
     "endpoints pause billing --yes --reason {bytes}": r"--reason': '\udcff\udcfe' is not UTF-8",
     "endpoints pause {bytes} --yes": r"'\udcff\udcfe' is not UTF-8",
     "endpoints attempts biling": "did you mean billing",

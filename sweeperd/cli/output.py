@@ -4,6 +4,7 @@ import contextlib
 import enum
 import functools
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ import click
 
 from sweeperd.cli.options import OPEN_SHARDS
 from sweeperd.document import Document
+from sweeperd.text import decode
 
 if TYPE_CHECKING:
     from sweeperd.cli.screen import Screen
@@ -29,8 +31,16 @@ LONG = 100
 
 
 def printable(value: object) -> str:
-    """The text with every character escaped that a terminal would interpret or cannot show (`\\x1b`)."""
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), str(value))
+    """
+    The text with every character escaped that a terminal would interpret or cannot show (`\\x1b`). A byte of the
+    command line that is not UTF-8 is shown like one from Redis (`\\xff`).
+    """
+    return _UNPRINTABLE.sub(_escaped, str(value))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    char = found[0]
+    return decode(os.fsencode(char)) if "\udc80" <= char <= "\udcff" else char.encode("unicode_escape").decode()
 
 
 def shortened(text: str, limit: int = 60) -> str:

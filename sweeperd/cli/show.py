@@ -50,6 +50,8 @@ def command(run: Run, entry: str, kind: str | None) -> None:
     elif known:
         _show(run.output, document, labels)
     if not known and not run.down:
+        if not entry:  # as an id may be, in the index of somebody else
+            raise click.UsageError("ID is empty, and no entry has an empty id")
         run.output.name_address()
         fail(_unknown([labels[name] for name in names], entry, sent), Exit.FAILED)
 

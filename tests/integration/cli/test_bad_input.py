@@ -104,6 +104,7 @@ CASES = {
     "replay --since 1h": "--endpoint",
     "show": "ID",
     "show a b": "(b)",
+    "show {empty}": "ID is empty",
     "show a --kind seathold": "did you mean seat-hold",
     "status --interval 0": "--interval",
     "status --interval nan": "--interval",

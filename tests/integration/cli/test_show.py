@@ -307,12 +307,16 @@ def test_ids_of_arbitrary_bytes_are_found_as_logs_show_them(sweeperd: Sweeperd, 
         assert shown["id"] == reservation.decode("utf-8", "backslashreplace")
 
 
-@pytest.mark.parametrize("typed", ["nobody", "", "reservation:res_r1", HOSTILE.decode("utf-8", "replace")])
+@pytest.mark.parametrize("typed", ["nobody", "reservation:res_r1", HOSTILE.decode("utf-8", "replace")])
 def test_an_unknown_id(typed: str, sweeperd: Sweeperd, world: World) -> None:
     for arguments in (["show", typed], ["show", typed, "--json"]):
         ran = sweeperd(*arguments)
         assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
         only_printable(ran.err)
+
+
+def test_an_unknown_id_of_any_bytes_is_told_as_it_would_be_shown(sweeperd: Sweeperd, world: World) -> None:
+    assert sweeperd("show", os.fsdecode(b"\xff\xfe")).err.endswith(r" \xff\xfe" + "\n")
 
 
 def test_each_shard_that_knows_the_id_is_shown(sweeperd: Sweeperd, server: Server, client: redis.Redis) -> None:

@@ -21,6 +21,7 @@ from sweeperd.cli.screen import fitted
         ("a\x1b[31mb", "a\\x1b[31mb"),
         ("a\nb\tc\rd\x00", "a\\nb\\tc\\rd\\x00"),
         ("a\u202eb\u2028c\u0085", "a\\u202eb\\u2028c\\x85"),
+        ("a\udcff\udcfeb\ud800", "a\\xff\\xfeb\\ud800"),
         (17, "17"),
     ],
 )

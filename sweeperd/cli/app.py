@@ -141,7 +141,7 @@ class _Commands(click.Group):
 
 
 def _open_closed_streams() -> None:
-    """Replace standard streams that are closed (`>&-`) by the null device."""
+    """Replace standard streams that are closed (`>&-`) by the null device, by whose name they are known."""
     # In this order, because each open takes the lowest free descriptor.
     sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115, PTH123 - for as long as the process
     sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115, PTH123

@@ -3,7 +3,9 @@
 import heapq
 import itertools
 import json
+import os
 import re
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
@@ -13,7 +15,7 @@ import redis
 from pydantic import Field
 
 from sweeperd.cli.change import Change, Changed, Verb, selecting
-from sweeperd.cli.options import limit_option
+from sweeperd.cli.options import Exit, fail, limit_option
 from sweeperd.cli.output import Output, printable, shortened, with_address
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
 from sweeperd.config import EndpointSettings
@@ -135,6 +137,8 @@ def drop(change: Change, **selected: Any) -> None:
 
     --json prints each letter in full before it is deleted, so you can keep a copy.
     """
+    if change.output.as_json and sys.stdout.name == os.devnull:
+        fail("standard output is closed, so no copy can be kept", Exit.FAILED)
     _change_letters(change, Verb(Action.DROP, "Delete {} permanently?", "dropped", _drop), **selected)
 
 

@@ -61,3 +61,21 @@ def test_no_letter_is_deleted_whose_copy_was_not_printed(server: Server, client:
 def test_without_standard_streams_it_works(server: Server) -> None:
     closed = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command("status")]
     assert subprocess.run(closed, env=environment(server.url), timeout=60, check=False).returncode == 0
+
+
+def test_no_letter_is_dropped_where_a_copy_has_no_output(server: Server, client: redis.Redis, shard: Shard) -> None:
+    give_up(shard, ["l1"])
+
+    def drop(streams: str, *options: str) -> tuple[int, bytes]:
+        arguments = ["dead-letters", "drop", "--all", "--yes", *options]
+        line = ["sh", "-c", f'exec "$@" {streams}', "sh", *command(*arguments)]
+        done = subprocess.run(line, env=environment(server.url), stderr=subprocess.PIPE, timeout=60, check=False)
+        return done.returncode, done.stderr
+
+    for streams in (">&-", "<&- >&-"):
+        assert drop(streams, "--json") == (1, b"sweeperd: standard output is closed, so no copy can be kept\n")
+    assert client.xlen("sweeperd:dead-letters") == 1
+    assert drop(">/dev/null", "--json") == (0, b""), "no copy is wanted"
+    give_up(shard, ["l2"])
+    assert drop(">&-")[0] == 0, "no copy is asked for"
+    assert client.xlen("sweeperd:dead-letters") == 0

@@ -13,6 +13,7 @@ import redis
 from sweeperd.config import RELAY, Settings
 from sweeperd.context import ShardContext, Timing
 from sweeperd.delivery.dispatcher import DeliveryReport, Dispatcher
+from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import EndpointStateStore, Outbox
 from sweeperd.store import Shard
@@ -462,6 +463,15 @@ def test_maintenance(shard: Shard, client: redis.Redis) -> None:
     assert delivery.dispatcher.join(time.monotonic() + 20)
     delivery.dispatcher.maintain()
     assert delivery.sample("sweeperd_endpoint_state", state="paused") == 1
+
+
+def test_where_redis_refuses_maintenance_what_waits_is_measured_all_the_same(own_shard: Shard) -> None:
+    delivery = Delivery(own_shard, NOWHERE, 2, {})
+    expire(own_shard.client, "waiting")
+    own_shard.client.acl_setuser("default", commands=["-xtrim"])
+    with pytest.raises(RedisUnavailable, match="XTRIM"):
+        delivery.dispatcher.maintain()
+    assert delivery.sample("sweeperd_webhook_pending_events") == 1
 
 
 @pytest.mark.parametrize("note", [b"nonsense", b'"last":"2-b"'])

@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import RedisSettings
+from sweeperd.config import EndpointSettings, RedisSettings
 from sweeperd.context import Timing
 from sweeperd.delivery import engine, settler, watcher
 from sweeperd.delivery.intake import READ_BYTES
 from sweeperd.errors import RedisUnavailable
 from sweeperd.metrics import Metrics
+from sweeperd.outbox import EndpointStateStore, replays
 from sweeperd.outbox.filters import read_filters
 from sweeperd.progress import Progress, working
 from sweeperd.store import Shard, streams
 from sweeperd.store.operations import run_together
 from tests.support.builders import StillClock
 from tests.support.deliveries import EVENTS, RARELY, Deliver, Running, endpoints, expire, running
-from tests.support.harness import eventually, waits
+from tests.support.harness import eventually, server_time, waits
 from tests.support.receiver import Answer, Receiver, Request
 from tests.support.servers import Server
 
@@ -130,10 +131,34 @@ def test_an_empty_answer_is_no_news(server: Server, client: redis.Redis, caplog:
     made = watcher.Watcher(impatient, Timing(block=3600), lambda: news.append(True))
     made.watch_from(*expire(client, "one"))
     client.config_resetstat()
+    began = time.monotonic()
     with watching(made):
         eventually(lambda: client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0) > 2)
+        assert time.monotonic() - began >= 0.35, "each takes half of the socket's time-out"
     assert not news
     assert "the watch for new events" not in caplog.text
+
+
+def test_the_watch_has_one_connection_until_the_reader_has_a_new_one(shard: Shard, client: redis.Redis) -> None:
+    def reads() -> int:
+        return int(client.info("commandstats").get("cmdstat_xread", {}).get("calls", 0))
+
+    def own() -> set[str]:
+        return {row["id"] for row in client.client_list()} - others
+
+    client.config_resetstat()
+    others = {row["id"] for row in client.client_list()}
+    made = watcher.Watcher(shard, Timing(block=0.02), lambda: None)
+    with watching(made):
+        eventually(lambda: reads() > 1, pause=0.01)
+        first = own()
+        eventually(lambda: reads() > 3, pause=0.01)
+        assert len(first) == 1
+        assert own() == first
+        made.reconnect()
+        eventually(lambda: not first & own(), 10, pause=0.01)
+        eventually(own, pause=0.01)
+    eventually(lambda: not own(), 10, pause=0.01)
 
 
 class Stop(threading.Event):
@@ -170,6 +195,20 @@ def test_in_trouble_the_watch_pauses_and_says_so(
     assert stop.waits == [0.7] * 3
     assert silent == [0] * 3, "each try is progress"
     assert "the watch for new events waits for redis" in caplog.text or "is not watched" in caplog.text
+
+
+def test_the_watch_says_when_it_goes_on(
+    shard: Shard, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def last_id(*_: object) -> bytes:
+        monkeypatch.undo()
+        raise RedisUnavailable("gone")
+
+    caplog.set_level("INFO")
+    monkeypatch.setattr(streams, "last_id", last_id)
+    with watching(watcher.Watcher(shard, Timing(block=0.02, recovery_pause=0.01), lambda: None)):
+        eventually(lambda: "the watch for new events goes on" in caplog.messages, 10)
+    assert "the watch for new events waits for redis" in caplog.messages
 
 
 def test_without_the_right_to_wait_it_waits_between_two_looks(own_shard: Shard) -> None:
@@ -255,7 +294,8 @@ def test_a_stop_does_not_wait_for_the_next_look(shard: Shard) -> None:
         eventually(lambda: reader._clock_read[1])
 
 
-def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, client: redis.Redis) -> None:
+@pytest.mark.parametrize("what", ["process", "lane"])
+def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, client: redis.Redis, what: str) -> None:
     hangs, goes_on = threading.Event(), threading.Event()
 
     def change() -> None:
@@ -271,7 +311,7 @@ def test_a_stop_releases_what_is_queued_although_the_reader_hangs(shard: Shard, 
             eventually(lambda: lane.queue and not lane.works)
             made.dispatcher._engine.between_rounds(change)
             hangs.wait(30)
-            made.dispatcher.stop()
+            made.dispatcher.stop() if what == "process" else made.dispatcher._engine.end([lane])
             eventually(lambda: not len(lane.in_flight), limit=10)
             goes_on.set()
     assert len(receiver.requests) == 1
@@ -367,6 +407,66 @@ def test_a_task_from_before_a_reload_may_run_beside_the_new_one(
     assert client.xinfo_consumers(EVENTS, gone.endpoint) == []
     runs[-1].stop.set()
     assert third.join(time.monotonic() + 30)
+
+
+def test_a_stop_leaves_the_groups_of_endpoints_that_a_reload_has_removed(shard: Shard, client: redis.Redis) -> None:
+    with Receiver() as receiver:
+        both, runs = endpoints(receiver.url, 2), list[Running]()
+        load(shard, both, runs)
+        expire(client, "one")
+        receiver.wait_for(lambda requests: len(requests) == 2)
+        load(shard, both[:1], runs)
+        runs[-1].stop.set()
+        assert runs[-1].dispatcher.join(time.monotonic() + 30)
+    assert client.xinfo_consumers(EVENTS, "e1") == []
+    assert not client.exists("sweeperd:circuits")
+
+
+def test_a_reload_allows_more_requests_at_once(shard: Shard, client: redis.Redis) -> None:
+    answered = threading.Event()
+
+    def behaviour(*_: object) -> Answer:
+        answered.wait(30)
+        return Answer()
+
+    with Receiver(behaviour) as receiver:
+        some = endpoints(receiver.url, 1)
+        before = Running(shard, some, Metrics(), concurrency=1)
+        before.dispatcher.prepare()
+        before.dispatcher.start()
+        try:
+            with running(shard, some, before=before, concurrency=6):
+                expire(client, *map(str, range(6)))
+                receiver.wait_for(lambda requests: len(requests) == 6, 10)
+                answered.set()
+        finally:
+            answered.set()
+
+
+def test_a_reload_goes_on_with_the_replays_to_endpoints_that_did_not_change(shard: Shard, client: redis.Redis) -> None:
+    """A replay to the other one begins anew, with its new settings."""
+    now, both, runs = server_time(client), endpoints("http://127.0.0.1:9/", 2), list[Running]()
+    client.xadd(EVENTS, {"id": "old", "tenant": "acme", "expired_at": now - 5000}, id=f"{now - 5000}-1")
+    for each in both:
+        EndpointStateStore(shard).pause(each["name"], "test")
+    load(shard, both, runs)
+    for each in both:
+        asked = replays.count_events(shard, EndpointSettings.model_validate(each), replays.ReplaySpan(now - 9000, now))
+        assert replays.begin(shard, asked)[0] == "begun"
+    runs[0].dispatcher.refresh_replays()
+    before = {lane.endpoint: lane for lane in runs[0].dispatcher._replays.lanes}
+    load(shard, [both[0], both[1] | {"url": "http://127.0.0.1:9/?moved"}], runs)
+    try:
+        eventually(before["e1"].ended.is_set, 10)
+        for _ in range(2):
+            runs[1].dispatcher.refresh_replays()
+        after = {lane.endpoint: lane for lane in runs[1].dispatcher._replays.lanes}
+        assert (after["e0"] is before["e0"], after["e1"] is before["e1"]) == (True, False)
+        assert not after["e0"].stop.is_set()
+        assert not after["e1"].stop.is_set()
+    finally:
+        runs[1].stop.set()
+        assert runs[1].dispatcher.join(time.monotonic() + 30)
 
 
 def test_an_endpoint_that_comes_back_begins_as_a_new_one(shard: Shard, client: redis.Redis) -> None:
@@ -538,9 +638,11 @@ def test_what_is_due_again_does_not_wait_for_the_next_look(shard: Shard, client:
 
 def test_what_is_settled_makes_room_for_the_next_events(shard: Shard, client: redis.Redis) -> None:
     never: dict[str, Any] = RARELY | {"block": 3600.0, "heartbeat_every": 3600.0}
-    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), concurrency=4, **never):
+    with Receiver() as receiver, running(shard, endpoints(receiver.url, 1), concurrency=4, **never) as made:
         expire(client, *map(str, range(50)))
         receiver.wait_for(lambda requests: len(requests) == 50)
+        made.dispatcher.stop()
+        expire(client, "last")  # ends the wait of the watcher
 
 
 def test_a_run_until_idle_reads_what_came_after_the_page(shard: Shard, client: redis.Redis) -> None:

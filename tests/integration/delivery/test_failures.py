@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import redis
 
-from sweeperd.config import WEBHOOK_FAILING, WEBHOOK_RECOVERED, RedisSettings, Settings
+from sweeperd.config import RELAY, WEBHOOK_FAILING, WEBHOOK_RECOVERED, RedisSettings, Settings
 from sweeperd.context import ShardContext
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.failures import FailureWatch
@@ -78,7 +78,8 @@ def fleet(shard: Shard, client: redis.Redis) -> Fleet:
     return Fleet(shard, client)
 
 
-def test_each_transition_is_announced_once(fleet: Fleet) -> None:
+def test_each_transition_is_announced_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     fleet.circuits(one=True, two=False)
     assert fleet.maintain() == [], "not every process fails"
     assert fleet.counted("failing") == fleet.counted("recovered") == 0
@@ -93,6 +94,8 @@ def test_each_transition_is_announced_once(fleet: Fleet) -> None:
     for seconds in ("failing_seconds", "oldest_pending_seconds"):
         assert 0 <= recovered.pop(seconds) < 60
     assert recovered == failing | {"type": WEBHOOK_RECOVERED, "failure": "HTTP 500"}
+    told = [(record.levelname, record.message) for record in caplog.records if record.message.startswith("deliver")]
+    assert told == [("WARNING", "deliveries fail"), ("INFO", "deliveries work again")]
     assert fleet.counted("failing") == fleet.counted("recovered") == 1
     fleet.circuits(one=True)
     assert [event["type"] for event in fleet.maintain()] == [*TYPES, WEBHOOK_FAILING]
@@ -193,6 +196,19 @@ def test_the_rights_of_a_process_that_delivers_are_enough(server: Server, client
         fleet.circuits(one=True)
         assert [event["type"] for event in fleet.maintain()] == [WEBHOOK_FAILING]
         shard.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "announced"), [("hook", 300.0, 0), ("hook", 300.1, 1), (RELAY.name, 300.1, 0)]
+)
+def test_an_endpoint_fails_after_more_than_five_minutes_and_the_relay_is_none(
+    shard: Shard, client: redis.Redis, watch: FailureWatch, name: str, seconds: float, announced: int
+) -> None:
+    lane = make_lane(shard)
+    lane.endpoint = name
+    watch.look()
+    watch.judge(lane, GroupBacklog(1, True, seconds), server_time(client))
+    assert client.xlen(EVENTS) == announced
 
 
 def test_a_full_redis_takes_the_announcement(shard: Shard, client: redis.Redis, watch: FailureWatch) -> None:

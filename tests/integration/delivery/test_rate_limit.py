@@ -10,12 +10,14 @@ import pytest
 import redis
 from prometheus_client import CollectorRegistry, Counter
 
+from sweeperd import progress
 from sweeperd.config import Settings
 from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery.dispatcher import Dispatcher
 from sweeperd.delivery.rate_limit import AHEAD, BURST, LAPSE, RateLimit
 from sweeperd.metrics import Metrics
 from sweeperd.store import Shard
+from sweeperd.store.scripts import Script
 from tests.support.builders import run_script
 from tests.support.deliveries import Deliver, expire
 from tests.support.fixtures import a_shard, full
@@ -232,6 +234,43 @@ def test_a_redis_that_fails_is_logged_once_and_asked_again_after_a_pause(
     assert token(limit, threading.Event())
     assert limit.error is None
     assert [message for message in caplog.messages if "max_rate" in message][1:] == ["max_rate goes on"]
+
+
+def test_a_sender_that_asks_for_tokens_may_take_as_long_as_redis_may(
+    shard: Shard, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = list[float]()
+
+    def run(*_: object) -> tuple[int, int]:
+        clock.now += shard.patience
+        silent.append(work.silent_for)
+        return 1, 0
+
+    monkeypatch.setattr(Script, "run", run)
+    limit = RateLimit(shard, "hook", 1000, counter(), Timing(clock=clock))
+    with progress.working(progress.Progress(clock)) as work:
+        assert token(limit, threading.Event())
+    assert silent == [0]
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_lane_whose_tokens_redis_refuses_says_so(
+    shard: Shard, client: redis.Redis, deliver: Deliver, refused: bool
+) -> None:
+    """One that waits for its tokens is in no trouble."""
+    if refused:
+        client.set(PACE, "no hash")
+    quick = Timing(block=0.1, recovery_pause=0.1)
+    with Receiver() as receiver, deliver(receiver.url, endpoint={"max_rate": 8}, timing=quick) as delivery:
+        expire(client, *map(str, range(5)))
+        if refused:
+            eventually(lambda: delivery.dispatcher.trouble, 10)
+            assert delivery.dispatcher.trouble.startswith("hook: WRONGTYPE")
+            client.delete(PACE)
+        else:
+            eventually(lambda: delivery.sample("sweeperd_webhook_rate_waits_total"), 10)
+            assert delivery.dispatcher.trouble == ""
+        receiver.wait_for(lambda requests: len(requests) == 5)
 
 
 # ---- replicas

@@ -638,6 +638,24 @@ def test_a_run_until_idle_goes_through_all_that_is_parked(client: redis.Redis, m
     assert reader.in_flight.ids() == [due]
 
 
+def test_a_run_until_idle_looks_at_everything_once_more(
+    client: redis.Redis, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An event has become due since the round before."""
+    reader = make_reader(until_idle=True)
+    ids: Any = expire(client, "a")
+    parked(client, *ids)
+    last_round = reader.reader._last_round
+
+    def later() -> bool:
+        client.xclaim(EVENTS, "hook", PARKED.decode(), 0, ids, idle=10**8, justid=True)
+        return last_round()
+
+    monkeypatch.setattr(reader.reader, "_last_round", later)
+    reader.steps()
+    assert reader.in_flight.ids() == ids
+
+
 def test_a_run_until_idle_waits_until_a_dead_process_would_be_noticed(
     client: redis.Redis, make_reader: MakeReader
 ) -> None:
@@ -961,10 +979,13 @@ def test_a_clock_that_was_set_back_makes_no_event_wait(
     for _ in range(3):
         reader.now += DEFAULT_TIMING.refresh_every
         reader.steps()
+    reader.lane.park(2)
+    reader.now += 2
+    reader.steps()  # it has looked, and would look again after the next refresh
     assert (reader.in_flight.ids(), told in caplog.messages) == ([], False)
     now = shard.read_clock() - 3000
     monkeypatch.setattr("sweeperd.delivery.reader.micros_of", lambda _: now * 1000)
-    reader.now += DEFAULT_TIMING.refresh_every
+    reader.now += DEFAULT_TIMING.refresh_every - 2
     reader.steps()
     (record,) = (record for record in caplog.records if record.message == told)
     assert 2 <= record.__dict__["seconds"] <= 60
@@ -972,6 +993,20 @@ def test_a_clock_that_was_set_back_makes_no_event_wait(
     row: Any = client.xpending_range(EVENTS, "hook", of_another, of_another, 1)[0]
     assert (row["consumer"], row["times_delivered"]) == (b"them", 1)
     assert row["time_since_delivered"] < 10_000, "if its process is dead, the time begins anew"
+
+
+def test_a_clock_that_was_set_back_while_a_group_is_missing_stops_nothing(
+    client: redis.Redis, shard: Shard, make_reader: MakeReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = make_reader()
+    reader.steps()
+    client.xgroup_destroy(EVENTS, "hook")
+    (event,) = expire(client, "a")
+    now = shard.read_clock() - HOUR_MS
+    monkeypatch.setattr("sweeperd.delivery.reader.micros_of", lambda _: now * 1000)
+    reader.now += DEFAULT_TIMING.refresh_every
+    reader.steps(3)
+    assert (reader.stop.waits, reader.in_flight.ids()) == ([], [event])
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -1043,6 +1078,27 @@ def test_an_operator_who_closes_the_circuit_ends_the_waits(
     reader.steps()
     assert caplog.messages.count(told) == 1
     assert reader.in_flight.ids() == [event]
+
+
+def test_a_state_that_redis_does_not_take_is_told_until_an_operator_closes_the_circuit(
+    own_shard: Shard, client: redis.Redis, make_reader: MakeReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="sweeperd")
+    reader = make_reader(own_shard)
+    reader.steps()
+    reader.state.pause("gone")
+    own_shard.client.acl_setuser("default", commands=["-hset"])
+    reader.now += DEFAULT_TIMING.refresh_every
+    reader.steps()
+    assert "HSET" in reader.lane.trouble
+    assert "delivery waits for redis" in caplog.messages
+    assert reader.state.state.paused
+    own_shard.client.acl_setuser("default", commands=["+hset"])
+    CircuitStateStore(own_shard).close("hook")
+    own_shard.client.acl_setuser("default", commands=["-hset"])
+    reader.now += DEFAULT_TIMING.refresh_every
+    reader.steps()
+    assert not reader.state.state.paused
 
 
 # ---- with an order

@@ -3,21 +3,24 @@
 import json
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import redis
 
+from sweeperd import progress
 from sweeperd.config import CyclesSettings
 from sweeperd.delivery import relay as relay_module
 from sweeperd.delivery.batches import Batch
 from sweeperd.delivery.http import DeliveryResult, Result
-from sweeperd.delivery.relay import CyclesRecords, Relay
+from sweeperd.delivery.lane import Brake
+from sweeperd.delivery.relay import CyclesRecords, Relay, Written
 from sweeperd.delivery.settler import Disposition, Settlement
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import CircuitStateStore, Message, Outbox, OutboxEntry, message
 from sweeperd.store import Shard
-from tests.support.builders import make_lane
+from tests.support.builders import StillClock, make_lane
 from tests.support.fixtures import full
 from tests.support.streams import append, delivery_id
 
@@ -457,3 +460,30 @@ def test_to_wait_is_no_failure(shard: Shard, client: redis.Redis, caplog: pytest
         "events wait for the dispatcher of Cycles",
         "the dispatcher of Cycles has room again",
     ]
+
+
+def test_the_pause_grows_while_there_is_no_room_at_all(shard: Shard, client: redis.Redis) -> None:
+    subscribe(client, "whsub_1")
+    relaying, now = Relaying(shard, CyclesSettings(dispatch_backlog=1)), StillClock(0)
+    brake = relaying.lane.brake = Brake(1.0, now.now_ms)
+    taken = entries(2, expired_at=b"9999999999999")
+    for at, room, pause in [(0, 1, 1), (64, 0, 2), (128, 0, 4)]:
+        now.now = at
+        settled = {each.action: len(each.entries) for each in relaying.send(*taken)}
+        assert settled.get(Disposition.ACKNOWLEDGE, 0) == room
+        assert brake.until == at + pause
+        taken = taken[-1:]
+
+
+def test_a_relay_that_writes_may_take_as_long_as_redis_may(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    relaying, now, silent = Relaying(shard), StillClock(0), list[float]()
+
+    def write(_: CyclesRecords, left: Sequence[OutboxEntry]) -> Written:
+        now.now += int(shard.patience)
+        silent.append(work.silent_for)
+        return Written(len(left), list(left))
+
+    monkeypatch.setattr(CyclesRecords, "write", write)
+    with progress.working(progress.Progress(now.now_ms)) as work:
+        relaying.send(*entries(1))
+    assert silent == [0]

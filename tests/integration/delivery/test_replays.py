@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from sweeperd.config import EndpointSettings, Settings
+from sweeperd.context import Timing
 from sweeperd.ops.endpoint_status import read_endpoints
 from sweeperd.ops.endpoints import resume
 from sweeperd.ops.processes import Processes
@@ -343,6 +344,39 @@ def test_a_replay_that_others_have_delivered_stops_here(shard: Shard, client: re
     resting.dispatcher.refresh_replays()
     assert ended(client)
     assert running.lane.stop.is_set()
+
+
+def test_a_replay_may_end_before_the_threads_have_begun(shard: Shard, client: redis.Redis) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    dispatcher = Delivery(shard, "http://127.0.0.1:9/hook", 2, {}).dispatcher
+    note = begin(shard, now - 2 * HOUR, now)
+    dispatcher.refresh_replays()
+    deliver_elsewhere(shard, note)
+    dispatcher.refresh_replays()
+    dispatcher.refresh_replays()
+    assert dispatcher._replays.lanes == []
+
+
+def test_a_replay_that_is_cancelled_does_not_wait_for_the_next_look(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    now = server_time(client)
+    add(client, now - HOUR, 3)
+    EndpointStateStore(shard).pause("hook", "test")
+    rarely: dict[str, Any] = {"timing": Timing(block=0.1, refresh_every=3600.0)}
+    rarely |= dict.fromkeys(("redelivery_initial", "redelivery_max"), "4h")
+    with deliver("http://127.0.0.1:9/hook", **rarely) as delivery:
+        note = begin(shard, now - 2 * HOUR, now)
+        delivery.dispatcher.refresh_replays()
+        (lane,) = delivery.dispatcher._replays.lanes
+        for _ in range(2):
+            taken_up = threading.Event()
+            delivery.dispatcher._engine.between_rounds(taken_up.set)
+            assert taken_up.wait(10)
+        assert replay.cancel(shard, note)
+        delivery.dispatcher.refresh_replays()
+        eventually(lane.ended.is_set, 10)
 
 
 def test_a_process_that_has_not_begun_a_replay_keeps_its_events(

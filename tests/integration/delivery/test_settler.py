@@ -16,6 +16,7 @@ from sweeperd.delivery.settler import Disposition, Settlement, Settler
 from sweeperd.metrics import Metrics
 from sweeperd.outbox import PARKED, Outbox, OutboxEntry
 from sweeperd.store import Shard
+from sweeperd.store.operations import run
 from sweeperd.store.scripts import Script
 from tests.support.builders import make_lane, room_for
 from tests.support.harness import eventually, waits
@@ -251,6 +252,8 @@ def test_a_letter_whose_answer_was_lost_is_counted_and_logged(
     assert gathering.metrics.registry.get_sample_value(DEAD_LETTERS, {"endpoint": GROUP}) == 3
     assert gathering.lane.counts()["dead_lettered"] == 3
     assert len([record for record in caplog.records if record.message.startswith("given up")]) == 3
+    run(client, gathering.lane.give_up(gathering.taken, "again"))
+    assert gathering.lane.counts()["dead_lettered"] == 3, "what is no more pending then is somebody else's"
 
 
 def test_what_redis_refuses_within_a_script_is_tried_again(own_shard: Shard, caplog: pytest.LogCaptureFixture) -> None:

@@ -91,6 +91,12 @@ def test_what_is_settled_makes_room_for_its_bytes() -> None:
     assert held.free == 2
 
 
+def test_the_lanes_at_work_share_the_bytes() -> None:
+    held = InFlight(Room(10, 100, 1000, lanes=2, typical=1.0))
+    take(held, entries(1, 2, size=200))
+    assert held.free == 0
+
+
 def test_one_event_may_be_taken_where_it_is_larger_than_the_bound() -> None:
     held = room_for(10, 1000)
     take(held, entries(1, size=5000))

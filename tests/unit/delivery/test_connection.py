@@ -318,16 +318,17 @@ def test_connections_that_are_not_used_again_do_not_stay_open() -> None:
         ended.release()
 
     with listening(serve) as url:
-        transport = http.Transport(Sender(url).endpoint, {}, 3, SOON, SOON)
+        webhook = Sender(url).webhook
+        webhook._transport = transport = http.Transport(Sender(url).endpoint, {}, 3, SOON, SOON)
         responses = [transport.send(transport.request({}, b"")) for _ in range(5)]
         for response in responses:
             response.release_conn()
         assert all(ended.acquire(timeout=SOON) for _ in range(2)), "more than are used at once"
-        transport.tidy()
+        webhook.tidy()
         assert len(transport._idle) == 3
         for kept in transport._idle[:2]:
             kept.opened_at -= OLDEST
-        transport.tidy()
+        webhook.tidy()
         assert all(ended.acquire(timeout=SOON) for _ in range(2))
         assert len(transport._idle) == 1
         transport.close()

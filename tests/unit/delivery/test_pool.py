@@ -224,6 +224,20 @@ def test_what_is_free_goes_to_the_lane_below_its_part(world: World) -> None:
     assert (one.sender.in_flight, other.sender.in_flight) == (2, 2)
 
 
+def test_a_lane_with_nothing_but_a_request_in_flight_has_a_part_too(world: World) -> None:
+    world.now = 1000.0
+    world.pool.allow(3)
+    busy, one, other = (hold(world, name) for name in ("busy", "one", "other"))
+    world.put(busy)
+    eventually(lambda: busy.sender.in_flight == 1)
+    world.put(one, 10)
+    eventually(lambda: one.sender.in_flight == 2)
+    world.put(other, 10)
+    world.pool.allow(4)
+    eventually(lambda: one.sender.in_flight + other.sender.in_flight == 3)
+    assert (one.sender.in_flight, other.sender.in_flight) == (2, 1)
+
+
 def test_many_that_hang_keep_no_lane_from_its_first_request(world: World) -> None:
     hanging = [hold(world, str(number)) for number in range(20)]
     for lane in hanging:
@@ -246,6 +260,21 @@ def test_lanes_that_hang_one_after_another_hold_a_bounded_number_of_requests(wor
     other = world.lane("other")
     world.put(other, 20)
     eventually(lambda: len(world.settled.ids) == 20)
+
+
+def test_twice_the_concurrency_is_in_flight_besides_one_of_each_lane_that_hangs(world: World) -> None:
+    world.now = 1000.0
+    for name in "ab":
+        hanging = hold(world, name)
+        world.put(hanging, 50)
+        eventually(lambda: hanging.sender.in_flight == 4)  # noqa: B023 - called at once
+        world.now += 1
+    late, last = hold(world, "late"), world.lane("last")
+    world.put(late, 50)
+    eventually(lambda: late.sender.in_flight == 2, 10)
+    world.put(last, 3)
+    eventually(lambda: len(world.settled.ids) == 3, 10)
+    assert len(late.works) == 2
 
 
 def test_a_lane_has_its_part_though_many_others_hang_with_a_request_each(world: World) -> None:

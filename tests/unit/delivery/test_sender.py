@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import standardwebhooks
 
-from sweeperd import __version__
+from sweeperd import __version__, tracing
 from sweeperd.delivery.http import Result
 from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT
 from sweeperd.outbox import Message
 from sweeperd.store import Clock
+from tests.support.collector import Collector
 from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender
 from tests.support.harness import eventually
 from tests.support.raw_server import listening, raw_server
@@ -62,6 +63,17 @@ def test_each_attempt_is_a_span_of_its_own_and_signed_anew() -> None:
     assert len({span[1] for span in spans if span}) == 3
     for request in receiver.requests:
         standardwebhooks.Webhook(WHSEC).verify(request.body, request.headers)
+
+
+def test_a_hand_over_is_a_span_that_says_why_it_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Receiver(lambda _, before: Answer(200 if before else 500)) as receiver, Collector() as collector:
+        for name, value in collector.variables.items():
+            monkeypatch.setenv(name, value)
+        with tracing.tracing(collector.variables):
+            sender = Sender(receiver.url)
+            for _ in range(2):
+                sender.once()
+    assert [span.error for span in collector.spans("deliver")] == ["HTTP 500", ""]
 
 
 def test_an_event_without_a_trace_has_no_traceparent() -> None:

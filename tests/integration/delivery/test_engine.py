@@ -535,7 +535,7 @@ def test_a_group_that_is_missing_keeps_no_other_lane_from_its_events(
                 ),
                 10,
             )
-        eventually(lambda: not any(client.xpending(EVENTS, f"e{number}")["pending"] for number in range(3)), limit=5)
+        eventually(lambda: not any(client.xpending(EVENTS, f"e{number}")["pending"] for number in range(3)), limit=20)
 
 
 def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(

@@ -15,6 +15,7 @@ from sweeperd import __version__, tracing
 from sweeperd.delivery.http import Result
 from sweeperd.delivery.webhook import KEPT, RESPONSE_LIMIT
 from sweeperd.outbox import Message
+from sweeperd.progress import Progress, working
 from sweeperd.store import Clock
 from tests.support.collector import Collector
 from tests.support.deliveries import BODY, MESSAGE, TRACE, Sender
@@ -73,7 +74,27 @@ def test_a_hand_over_is_a_span_that_says_why_it_failed(monkeypatch: pytest.Monke
             sender = Sender(receiver.url)
             for _ in range(2):
                 sender.once()
-    assert [span.error for span in collector.spans("deliver")] == ["HTTP 500", ""]
+            sender.webhook.send_once(sender.request())
+    assert [span.error for span in collector.spans("deliver")] == ["HTTP 500", "", ""]
+
+
+def test_a_request_is_progress_as_long_as_it_may_last() -> None:
+    now, silent = 0.0, list[float]()
+    progress = Progress(lambda: now)
+
+    def behaviour(*_: object) -> Answer:
+        nonlocal now
+        now += 5.0
+        silent.append(progress.silent_for)
+        now += 2.0
+        silent.append(progress.silent_for)
+        return Answer()
+
+    with Receiver(behaviour) as receiver, working(progress):
+        Sender(receiver.url, {"connect_timeout": "2s", "timeout": "4s"}).once()
+        now += 3.0
+        silent.append(progress.silent_for)
+    assert silent == [0.0, 1.0, 3.0]
 
 
 def test_an_event_without_a_trace_has_no_traceparent() -> None:

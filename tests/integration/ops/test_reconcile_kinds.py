@@ -182,7 +182,8 @@ def test_a_step_tells_how_busy_redis_is_and_counts_a_key_once(shard: Shard, clie
     survey(subject, "*")
     scripts = [busy for keys, busy in throttle.steps if not keys]
     assert len(scripts) >= 3
-    assert all(scripts)
+    assert None not in scripts
+    assert any(scripts), "a step may be too short for the server's clock"
     assert [keys for keys, _ in throttle.steps if keys] == [keyspace.PAGE], "of the SCAN"
 
 

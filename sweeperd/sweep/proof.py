@@ -41,9 +41,7 @@ def is_proven(shard: Shard, kind: Kind) -> bool:
 
 def sampled(shard: Shard, kind: Kind) -> Iterator[list[Decision]]:
     """What the kind's script would decide about a sample of the index. Raises redis.RedisError."""
-    ids = sample(shard, kind)
-    # The first entry alone, so that a script that has to be killed runs only once.
-    for part in (ids[:1], *batches(ids[1:], BATCH)):
+    for part in batches(sample(shard, kind), BATCH):
         yield [each.decision for each in explain(shard, kind, part, BATCH)]
 
 

@@ -9,20 +9,10 @@
 -- ARGV[3] -> how many entries were in quarantine;  ARGV[4] -> how many processes were known
 -- Returns 1, or 0 if it has removed nothing.
 
-local function last_id(key)
-  if redis.call('EXISTS', key) == 0 then
-    return '0-0'
-  end
-  local info = redis.call('XINFO', 'STREAM', key)
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then
-      return info[i + 1]
-    end
-  end
-end
+-- @include last_id
 
 for i = 1, 2 do
-  if last_id(KEYS[i]) ~= ARGV[i] then
+  if (last_id(KEYS[i]) or '0-0') ~= ARGV[i] then
     return 0
   end
 end

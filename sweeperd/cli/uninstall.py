@@ -81,8 +81,9 @@ def _remove(shard: Shard, endpoints: set[str], shown: Sequence[bytes]) -> None:
     seen: list[bytes | str | int] = [streams.last_id(client, key) for key in needed[:2]]
     seen += [int(client.zcard(keys.quarantine)), int(client.hlen(keys.processes))]
     going = [key for key, why in _own_keys(shard, endpoints) if not why and key in shown]
-    going.sort(key=lambda key: key not in (keys.events, keys.groups, keys.endpoints))  # these go together
-    for page in batches(going, PAGE):
+    # What tells of a change goes last, and with it what belongs to the events.
+    last = {*needed, keys.groups, keys.endpoints}.intersection(going)
+    for page in filter(None, [*batches([key for key in going if key not in last], PAGE), sorted(last)]):
         if not _UNINSTALL.run(client, Call([*needed, *page], seen)):
             return
 

@@ -66,6 +66,19 @@ def test_all_of_it_goes_when_nothing_waits(invoke: Run, shard: Shard, client: re
     assert invoke("uninstall").exit_code == 0, "nothing is left to ask about"
 
 
+def test_many_keys_go_in_one_run(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    """Removed in pages, of which none may look like a change to the next one."""
+    used(shard)
+    outbox = Outbox(shard, "test")
+    outbox.acknowledge("billing", [entry.id for entry in outbox.read("billing", 10)])
+    with client.pipeline(transaction=False) as pipeline:
+        for number in range(uninstall.PAGE):
+            pipeline.xadd(f"sweeperd:attempts:{number}", {"at": 1})
+        pipeline.execute()
+    result = invoke("uninstall", "--yes")
+    assert (result.exit_code, [name for name in names(client) if name.startswith("sweeperd:")]) == (0, [])
+
+
 def test_it_shows_first_and_asks(shard: Shard, client: redis.Redis, invoke: Run) -> None:
     client.hset("sweeperd:ticks", "at", 1)
     refused = invoke("uninstall")

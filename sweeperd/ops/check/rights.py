@@ -1,6 +1,5 @@
 """Checks whether the Redis user may run the commands and scripts that sweeperd needs."""
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
 import redis
@@ -88,27 +87,23 @@ def trials(found: Iterable[Grant]) -> Iterator[tuple[bytes | str | int, ...]]:
                 yield *command.split("|"), grant.key, *_FORMS[command]
 
 
-def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = (), *, link: str = "") -> list[str]:
-    """
-    The commands that the user may not run, and the channels that the user may not publish to. `link`: a word between a
-    command and its key.
-    """
+def refused(shard: Shard, found: Sequence[Grant], audible: Sequence[str] = ()) -> list[str]:
+    """The commands that the user may not run, and the channels that the user may not publish to."""
     tried = list(dict.fromkeys(trials(found)))
     replies = run_commands(shard.client, tried)
-    answered = zip(tried, replies, strict=True)
-    missing = [_description(trial, reply, link) for trial, reply in answered if is_refused(reply)]
+    missing = [_description(trial, reply) for trial, reply in zip(tried, replies, strict=True) if is_refused(reply)]
     asked = [(name, grant.key) for grant in found for name in grant.commands if name in _ASKED]
     asked += [("PUBLISH", channel.encode()) for channel in audible]
     answers = _MAY.run_many(shard.client, [Call([], [name, key, ""]) for name, key in asked])
     missing += [
-        _description(pair, answer, link)
+        _description(pair, answer)
         for pair, answer in zip(asked, answers, strict=True)
         if answer == 0 or is_refused(answer)
     ]
     return list(dict.fromkeys(missing))
 
 
-def _description(trial: Command, reply: object, link: str) -> str:
+def _description(trial: Command, reply: object) -> str:
     """The command and its key, with `*` for any text. Says so if the server does not know the command."""
     words = [
         word.replace(ANY, b"*").decode(errors="backslashreplace") if isinstance(word, bytes) else str(word)
@@ -117,7 +112,7 @@ def _description(trial: Command, reply: object, link: str) -> str:
     key = next((word for word, part in zip(words, trial, strict=True) if isinstance(part, bytes) and word != "*"), "")
     two = trial[0] in ("XGROUP", "XINFO")
     why = "(the server has no command of this name)" if is_unknown_command(reply) else ""
-    return " ".join(filter(None, [*words[: 2 if two else 1], key and link, key and f"{key!r}".strip("'"), why]))
+    return " ".join(filter(None, [*words[: 2 if two else 1], key and f"{key!r}".strip("'"), why]))
 
 
 def rights(subject: CheckedShard) -> CheckResult:
@@ -140,9 +135,8 @@ def rights(subject: CheckedShard) -> CheckResult:
     if not any(lacking.values()):
         return ok("all commands on all keys of the shard")
     enough = "the daemon and show" if lacking[Duty.WALK] else "the daemon, reconcile and show"
-    others = [refused(subject.shard, grants_of(subject, duty), link="on") for duty in (Duty.WALK, Duty.OPERATE)]
-    needed = dict.fromkeys(itertools.chain.from_iterable(others))
-    return ok(f"all that {enough} need; operators' commands also need {', '.join(needed)}")
+    others = dict.fromkeys([*lacking[Duty.WALK], *lacking[Duty.OPERATE]])
+    return ok(f"all that {enough} need; operators' commands also need {', '.join(others)}")
 
 
 def ledger_rights(subject: CheckedShard, *, cycles: bool) -> CheckResult:

@@ -374,7 +374,7 @@ def test_the_rights_that_only_operators_lack_are_told_in_a_sentence(server: Serv
         finding = look(url, reconcile={"interval": ""})["rights"]
     assert finding.level is OK
     assert finding.says.startswith("all that the daemon, reconcile and show need; operators' commands also need ")
-    assert "need XDEL on sweeperd:dead-letters, " in finding.says
+    assert "need XDEL sweeperd:dead-letters, " in finding.says
 
 
 @pytest.mark.newest_redis

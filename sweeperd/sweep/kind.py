@@ -261,8 +261,6 @@ class SweepReport:
     pipeline_depth: int
     #: Why the tick failed although Redis answered; empty if it did not.
     failure: str = ""
-    #: The error after which the kind must not be swept any more; empty if there was none.
-    broken: str = ""
     #: The score up to which every entry was decided, ms; 0 if the tick failed or was cut short.
     seen_ms: int = 0
     #: The likely cause if entries of an unproven kind were held.

@@ -51,8 +51,6 @@ class _Tick:
     general: bool = True
     #: The first refusal for a missing right, which ends the tick.
     refused: str = ""
-    #: The error after which the kind must not be swept any more.
-    broken: str = ""
     #: Whether a batch was decided. Each tick decides at least one, however short the time budget.
     progressed: bool = False
 
@@ -152,7 +150,7 @@ class Sweeper:
             tick = _Tick(pipeline, reader, give_way, trace_id or secrets.token_hex(16), paged, HeldCauses(self._kind))
             try:
                 if broken is not None:  # the tick ends before its first entry
-                    tick.broken = tick.error = broken.detail
+                    tick.error = broken.detail
                     tick.counts[broken.outcome] += 1
                     self._observe([broken], tick.trace_id)
                 complete = self._drain(tick)
@@ -167,7 +165,6 @@ class Sweeper:
             passed=tick.passed,
             pipeline_depth=self._batches_in_flight * int(self._batch_size),
             failure=tick.failure,
-            broken=tick.broken,
             seen_ms=until if complete and not tick.failure else 0,
             held_because=tick.held.likely,
             deferred_because=self._brake.because if tick.counts[Outcome.DEFERRED] else "",
@@ -242,7 +239,7 @@ class Sweeper:
     def _is_over(self, tick: _Tick) -> bool:
         """Whether the tick ends here, after the replies to the batches in flight."""
         spent = tick.progressed and tick.duration > self._time_budget
-        if not (spent or tick.broken or tick.refused or self._stop.is_set() or tick.give_way()):
+        if not (spent or self._kind.broken or tick.refused or self._stop.is_set() or tick.give_way()):
             return False
         self._receive(tick, 0)
         tick.reader.stop()
@@ -319,7 +316,6 @@ class Sweeper:
     def _decision(self, tick: _Tick, entry: bytes, reply: Any) -> Decision:
         if isinstance(reply, Exception):
             text = tick.fail(reply)
-            if self._kind.breaks(reply):
-                tick.broken = tick.broken or text
+            self._kind.breaks(reply)
             return Decision(entry, Outcome.ERROR, text)
         return self._kind.decision(entry, reply)

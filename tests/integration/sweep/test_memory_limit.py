@@ -51,6 +51,8 @@ class Full:
         self.index = "reservation:ttl" if kind is None else "seats:ttl"
         self.client.config_set("maxmemory", 0)
         self.client.flushall()
+        # Beside it, what connections use and Redis frees later is little.
+        self.client.setrange("ballast", 20_000_000, "x")
         self.client.hset("seats:hamlet", mapping={"free": 0, "held": 10_000})
 
     def overdue(self, count: int, stem: str = "due", overdue_by: int = 60_000, **fields: Any) -> list[str]:

@@ -164,7 +164,7 @@ class Sweeper:
             duration_seconds=tick.duration,
             passed=tick.passed,
             pipeline_depth=self._batches_in_flight * int(self._batch_size),
-            failure=tick.failure,
+            failure=tick.failure or self._kind.broken,
             seen_ms=until if complete and not tick.failure else 0,
             held_because=tick.held.likely,
             deferred_because=self._brake.because if tick.counts[Outcome.DEFERRED] else "",

@@ -16,6 +16,7 @@ from sweeperd.ops.status import read_status
 from sweeperd.runtime.daemon import Daemon
 from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
 from sweeperd.store import Shard
+from sweeperd.sweep.proof import prove
 from tests.lua.kinds.world import SCRIPT, Seats, scripted
 from tests.support.harness import eventually
 from tests.support.servers import Server
@@ -66,9 +67,15 @@ def sweep_of(seats: Seats, shard: Shard, metrics: Metrics) -> KindSweep:
     return kind_sweeps(ShardContext(seats.settings, shard.twin(), metrics, threading.Event(), 1))[-1]
 
 
-def test_a_script_that_was_killed_is_not_run_again(seats: Seats, shard: Shard, kills: list[float]) -> None:
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_script_that_was_killed_is_not_run_again(
+    seats: Seats, shard: Shard, kills: list[float], proven: bool
+) -> None:
+    """Whether the sample of an unproven kind meets it first, or the sweep."""
     metrics = Metrics()
     sweep = sweep_of(seats, shard, metrics)
+    if proven:
+        prove(shard, sweep.kind)
     before = seats.snapshot()
     with pytest.raises(KindRefused, match="SCRIPT KILL"):
         sweep.tick()

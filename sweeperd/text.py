@@ -59,7 +59,10 @@ def strings(value: bytes) -> tuple[bytes, ...]:
     """The strings of a JSON array as bytes. Raises ValueError if the value is not an array of strings."""
     if value == b"[]":
         return ()  # the common case
-    items = json.loads(value.decode("utf-8", "surrogateescape"))
+    try:
+        items = json.loads(value.decode("utf-8", "surrogateescape"))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     if not isinstance(items, list) or not all(isinstance(item, str) for item in items):
         raise ValueError("not an array of strings")
     return tuple(item.encode("utf-8", "surrogateescape") for item in items)

@@ -218,6 +218,9 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         if ReplayStore(shard).read(name) is not None:
             hint = f"cancel it first with `sweeperd replay --endpoint {name} --cancel`"
             fail(f"shard {shard.name}: a replay to {name} is running; {hint}", Exit.FAILED)
+        if endpoints.is_lost(shard, endpoint):
+            hint = "a daemon makes it again within seconds, or `sweeperd --once`"
+            fail(f"shard {shard.name}: the consumer group of {name} is lost: {hint}", Exit.FAILED)
         found = endpoints.count_backlog(shard, endpoint, at_ms)
         return endpoints.DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 

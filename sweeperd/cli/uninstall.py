@@ -1,25 +1,30 @@
 """`sweeperd uninstall`: removes sweeperd's own keys from Redis, except for those that are still needed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import cast
 
 import click
 from pydantic import Field
 
 from sweeperd.cli.change import Change, changing
+from sweeperd.config import Start
 from sweeperd.config.types import OWN_KEYS
 from sweeperd.document import Document, ShardsDocument
 from sweeperd.ops.processes import read_processes
+from sweeperd.outbox import Outbox, Subscription
 from sweeperd.outbox.groups import REPLAY_PREFIX
 from sweeperd.store import streams
 from sweeperd.store.scripts import Call, Script, batches
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 from sweeperd.sweep.reservations import RESERVATIONS, kind_option
 from sweeperd.text import counted, decode, glob
 
 #: Keys that one SCAN visits, and that one step removes.
 PAGE = 500
 _UNINSTALL = Script("ops/uninstall")
+#: Name -> where a new group starts.
+Endpoints = Mapping[str, Start | StreamId]
 #: Why a key stays after an error.
 FAILED = "UNLINK failed"
 #: Why a key stays that was free when the operator was asked.
@@ -51,7 +56,7 @@ def command(change: Change) -> None:
 
     Exit codes: 0 nothing of sweeperd is left; 1 a key stays, a daemon runs, or a shard is unreachable.
     """
-    endpoints = {endpoint.name for endpoint in change.settings.consumers}
+    endpoints = {each.name: Subscription(each).start for each in change.settings.consumers}
     found = change.each(lambda shard: list(_own_keys(shard, endpoints)))
     listed = [(shard.name, decode(key), why) for shard, keys in found for key, why in keys]
     if not change.output.as_json:
@@ -71,7 +76,7 @@ def command(change: Change) -> None:
         change.fail(f"{counted(stay, 'key')} {'stays' if stay == 1 else 'stay'}")
 
 
-def _remove(shard: Shard, endpoints: set[str], shown: Sequence[bytes]) -> None:
+def _remove(shard: Shard, endpoints: Endpoints, shown: Sequence[bytes]) -> None:
     """
     Remove those keys that are still not needed, but none once an event, a dead letter, a quarantined entry or a process
     has come meanwhile.
@@ -88,8 +93,8 @@ def _remove(shard: Shard, endpoints: set[str], shown: Sequence[bytes]) -> None:
             return
 
 
-def _own_keys(shard: Shard, endpoints: set[str]) -> Iterator[tuple[bytes, str]]:
-    """Each key of sweeperd, and why it stays: empty if it does not. `endpoints`: the names in the settings."""
+def _own_keys(shard: Shard, endpoints: Endpoints) -> Iterator[tuple[bytes, str]]:
+    """Each key of sweeperd, and why it stays: empty if it does not. `endpoints`: those in the settings."""
     keys = shard.keys
     living = [each.process for each in read_processes(shard, shard.read_clock()).known or () if not each.silent]
     waiting = _waiting(shard, endpoints)
@@ -112,7 +117,7 @@ def _own_keys(shard: Shard, endpoints: set[str]) -> Iterator[tuple[bytes, str]]:
             yield key, waiting if key in (keys.events, keys.groups, keys.endpoints) else ""
 
 
-def _waiting(shard: Shard, endpoints: set[str]) -> str:
+def _waiting(shard: Shard, endpoints: Endpoints) -> str:
     """Why the event stream stays."""
     stream = shard.keys.events
     last = streams.last_id(shard.client, stream)
@@ -126,4 +131,6 @@ def _waiting(shard: Shard, endpoints: set[str]) -> str:
             return f"a replay: `sweeperd replay --endpoint {name.removeprefix(REPLAY_PREFIX)} --cancel`"
         destroy = f"XGROUP DESTROY {decode(stream)} {name}"
         return f"events for {name}, which is no endpoint: let its program read them, or {destroy}"
+    if lost := Outbox(shard, "operator").groups.lost(endpoints):
+        return f"events for {lost[0]}, whose consumer group is lost: `sweeperd --once` makes it again"
     return ""

@@ -13,8 +13,8 @@ class _Current(threading.local):
 
 _current = _Current()
 
-#: The rule of the process, and its priority.
-_USUAL = (os.sched_getscheduler(0), os.sched_getparam(0)) if hasattr(os, "sched_getscheduler") else None
+#: Whether the process has the rule that processes have if nobody chooses another. A chosen rule stays.
+_usual = hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def follow(*, batch: bool) -> None:
@@ -26,8 +26,8 @@ def follow(*, batch: bool) -> None:
     1.9 without. Threads of batches wake up thousands of times a second and would interrupt Redis and the sweep, which
     bring the next events. If the system has no such rule or refuses it, nothing changes.
     """
-    if _current.batch == batch or _USUAL is None:
+    if _current.batch == batch or not _usual:
         return
     _current.batch = batch
     with contextlib.suppress(AttributeError, OSError):
-        os.sched_setscheduler(0, *((os.SCHED_BATCH, os.sched_param(0)) if batch else _USUAL))
+        os.sched_setscheduler(0, os.SCHED_BATCH if batch else os.SCHED_OTHER, os.sched_param(0))

@@ -120,6 +120,11 @@ def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> i
     return sum(_is_wanted(outbox, subscription, entry) for entry in itertools.chain(taken, untaken))
 
 
+def is_lost(shard: Shard, endpoint: EndpointSettings) -> bool:
+    """Whether the consumer group of the endpoint is missing although events wait for it."""
+    return bool(Outbox(shard, "operator").groups.lost({endpoint.name: Subscription(endpoint).start}))
+
+
 def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: bool) -> Iterator[int]:
     """
     Acknowledges all events that were added before `before_ms`, and yields how many were wanted, page by page. With

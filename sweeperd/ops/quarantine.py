@@ -292,7 +292,7 @@ class QuarantineChangeDocument(
 
     requeued: Count = 0
     dismissed: Count = 0
-    stay: Count = Field(description="How many stay in quarantine.")
+    stay: Count = Field(description="How many were not changed.")
     stays: list[StayingEntry]
     locked: dict[str, int] = Field(default={}, description="What the dismissed reservations hold, by unit.")
     unreadable: Count = Field(

@@ -186,7 +186,7 @@ def _data(fields: Fields) -> dict[str, Any]:
         text = fields[b"data"].decode("utf-8", "surrogateescape")
         try:
             data = json.loads(_INVALID.sub(lambda byte: rf"\\x{ord(byte[0]) - 0xDC00:02x}", text))
-        except ValueError:
+        except (ValueError, RecursionError):
             data = None
         return data if isinstance(data, dict) else {}
     return _reservation_data(fields) if b"kind" not in fields else _kind_data(fields)
@@ -285,7 +285,7 @@ def _balances(fields: Fields) -> dict[str, dict[str, int]] | None:
         return None
     try:
         found = json.loads(fields[BALANCES].decode("utf-8", "surrogateescape")).items()
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         return None
     return {decode(scope.encode("utf-8", "surrogateescape")): amounts for scope, amounts in found}
 

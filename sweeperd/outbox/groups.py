@@ -141,6 +141,21 @@ class ConsumerGroups:
             return False
         return any(row["name"] != self._consumer and not is_waiting(row["name"]) for row in summary["consumers"])
 
+    def lost(self, wanted: Mapping[str, Start | StreamId]) -> list[str]:
+        """
+        The groups that do not exist although events wait for them: after the noted position, or, without a note, after
+        their start. `wanted`: as for `keep`.
+        """
+        found, last = streams.groups(self._client, self._key), StreamId.parse(streams.last_id(self._client, self._key))
+        unmade = [group for group in wanted if group.encode() not in found]
+        notes = cast(dict[bytes, bytes], self._client.hgetall(self._notes) if unmade else {})
+        starts = {
+            group: _position(note) if (note := notes.get(group.encode())) else self._first_position(wanted[group], last)
+            for group in unmade
+        }
+        later = {group: after(str(start).encode()) for group, start in starts.items()}
+        return [group for group, first in later.items() if self._client.xrange(self._key, first, count=1)]
+
     def untaken(self, group: str, before_ms: int, count: int) -> int:
         """How many events added before `before_ms` the group has not read, up to `count`."""
         info = streams.groups(self._client, self._key).get(group.encode())

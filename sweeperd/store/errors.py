@@ -107,11 +107,11 @@ def is_missing_group(error: BaseException) -> bool:
 
 def describe(error: BaseException) -> str:
     """
-    A Redis error in one line. Without the place in the script that met it, if the error is about the server or the
-    user's rights.
+    A Redis error in one line. Without the place in the script that met it, if the error is about the server, the
+    user's rights or the type of a key.
     """
     text = " ".join(str(error).split())
-    if is_server_trouble(error) or is_full(error) or is_refused(error):
+    if is_server_trouble(error) or is_full(error) or is_refused(error) or is_wrong_type(error):
         text = _PLACE_IN_SCRIPT.sub("", text)
     return text or type(error).__name__
 

@@ -158,6 +158,18 @@ def test_a_moment_to_come_and_a_replay_are_refused(invoke: Run, shard: Shard, cl
     assert (unused.exit_code, "0 events of billing" in unused.stdout) == (0, True), unused.output
 
 
+def test_a_backlog_whose_group_is_lost_is_not_said_to_be_empty(invoke: Run, shard: Shard, client: redis.Redis) -> None:
+    """The next process makes the group again, with all its events."""
+    outbox = backlog(shard)
+    client.xgroup_destroy(EVENTS, "audit")
+    arguments = ["endpoints", "drop", "audit", "--before", "0s", "--yes"]
+    lost = invoke(*arguments, endpoints=ENDPOINTS)
+    assert (lost.exit_code, "the consumer group of audit is lost" in lost.stderr) == (1, True), lost.output
+    outbox.groups.ensure("audit")
+    dropped = invoke(*arguments, endpoints=ENDPOINTS)
+    assert (dropped.exit_code, "4 events of audit" in dropped.stdout) == (0, True), dropped.output
+
+
 @pytest.mark.parametrize("before", ["0001-01-01", "1970-01-01", "999999999d"])
 def test_before_all_events_nothing_is_dropped(invoke: Run, shard: Shard, before: str) -> None:
     outbox = backlog(shard)

@@ -161,6 +161,33 @@ def test_the_advice_fits_the_group(invoke: Run, client: redis.Redis, group: str,
     assert (result.exit_code, advice in result.stdout) == (1, True), result.stdout
 
 
+@pytest.mark.parametrize("start", ["now", "beginning"])
+def test_events_stay_for_a_group_that_is_lost_or_to_be_made(
+    invoke: Run, shard: Shard, client: redis.Redis, start: str
+) -> None:
+    outbox, endpoints = Outbox(shard, "test"), [{"name": "billing", "url": "http://127.0.0.1:9/", "start": start}]
+    if start == "now":
+        outbox.groups.ensure("billing")
+    reserve(client, ["done"])
+    expire(client, ["done"])
+    if start == "now":
+        client.xgroup_destroy("sweeperd:events", "billing")
+    result = invoke("uninstall", "--yes", endpoints=endpoints)
+    advice = "events for billing, whose consumer group is lost: `sweeperd --once` makes it again"
+    assert (result.exit_code, advice in result.stdout) == (1, True), result.output
+    assert names(client) >= {"sweeperd:events"}
+    Outbox(shard, "next").groups.ensure("billing", "beginning")
+    outbox.acknowledge("billing", [entry.id for entry in outbox.read("billing", 10)])
+    assert invoke("uninstall", "--yes", endpoints=endpoints).exit_code == 0
+    assert not [name for name in names(client) if name.startswith("sweeperd:")]
+
+
+def test_a_group_that_was_never_made_keeps_nothing(invoke: Run, client: redis.Redis) -> None:
+    client.xadd("sweeperd:events", {"kind": "reservations"})
+    result = invoke("uninstall", "--yes", endpoints=[{"name": "billing", "url": "http://127.0.0.1:9/"}])
+    assert (result.exit_code, names(client)) == (0, set()), result.output
+
+
 def test_nothing_goes_while_a_daemon_runs(invoke: Run, shard: Shard, client: redis.Redis) -> None:
     client.hset("sweeperd:ticks", "at", 1)
     ProcessAnnouncer(shard, sweeps=True, delivers=True).update()

@@ -1,6 +1,8 @@
 """The threads of a delivery in batches take no core from a running thread; those of single events may."""
 
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +16,10 @@ from sweeperd.store import Shard
 from tests.support.deliveries import Deliver, expire
 from tests.support.harness import eventually
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="this system has one rule for all threads")
+pytestmark = pytest.mark.skipif(
+    not hasattr(os, "SCHED_BATCH") or os.sched_getscheduler(0) != os.SCHED_OTHER,
+    reason="this system has one rule for all threads, or another one was chosen for the tests",
+)
 
 
 def policies(shard: str) -> dict[str, int]:
@@ -72,3 +77,14 @@ def test_a_system_that_refuses_changes_nothing(
         rule = os.sched_getscheduler(0)
         wanted = dict.fromkeys(["read", "settle", "send"], rule)
         eventually(lambda: policies(shard.name) == wanted)
+
+
+def test_a_rule_that_an_operator_has_chosen_stays() -> None:
+    code = (
+        "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+        "from sweeperd.delivery import cpu_policy\n"
+        "for batch in (True, False):\n"
+        "    cpu_policy.follow(batch=batch)\n"
+        "    assert os.sched_getscheduler(0) == os.SCHED_IDLE\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

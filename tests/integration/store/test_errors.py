@@ -95,4 +95,6 @@ def test_a_server_in_trouble(own_server: Server, script: str) -> None:
 
 def test_another_type(client: redis.Redis) -> None:
     client.set("mine", 1)
-    assert judged(error_of(client, "return redis.call('HGET', KEYS[1], 'x')")) == []
+    error = error_of(client, "return redis.call('HGET', KEYS[1], 'x')")
+    assert judged(error) == []
+    assert describe(error) == "WRONGTYPE Operation against a key holding the wrong kind of value"

@@ -1,8 +1,7 @@
 """The threads of a delivery in batches take no core from a running thread; those of single events may."""
 
+import importlib.util
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -80,11 +79,20 @@ def test_a_system_that_refuses_changes_nothing(
 
 
 def test_a_rule_that_an_operator_has_chosen_stays() -> None:
-    code = (
-        "import os; os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
-        "from sweeperd.delivery import cpu_policy\n"
-        "for batch in (True, False):\n"
-        "    cpu_policy.follow(batch=batch)\n"
-        "    assert os.sched_getscheduler(0) == os.SCHED_IDLE\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    rules = list[int]()
+
+    def of_a_process() -> None:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        spec = importlib.util.find_spec(cpu_policy.__name__)
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        for batch in (True, False):
+            module.follow(batch=batch)
+            rules.append(os.sched_getscheduler(0))
+
+    thread = threading.Thread(target=of_a_process)
+    thread.start()
+    thread.join()
+    assert rules == [os.SCHED_IDLE, os.SCHED_IDLE]

@@ -10,14 +10,14 @@ import redis
 from standardwebhooks import Webhook
 
 from tests.support.harness import daemon, environment, eventually, reserve, server_time
-from tests.support.host import ServerClock
+from tests.support.host import ServerClock, fake_clock
 from tests.support.receiver import Answer, Receiver
 from tests.support.servers import Binary, Server
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime is not installed")
+@pytest.mark.skipif(not fake_clock(), reason="faketime is not installed")
 @pytest.mark.parametrize("skew", ["+2h", "-2h"])
 def test_the_host_is_two_hours_off(skew: str, server: Server, client: redis.Redis, tmp_path: Path) -> None:
     with Receiver() as receiver:
@@ -26,7 +26,7 @@ def test_the_host_is_two_hours_off(skew: str, server: Server, client: redis.Redi
         )
         # A host whose clock is wrong still counts seconds like any other: only the wall clock is off.
         env |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_FORCE_MONOTONIC_FIX": "0"}
-        with daemon(env, tmp_path, wrapper=["faketime", "-f", skew]) as running:
+        with daemon(env | {"LD_PRELOAD": fake_clock(), "FAKETIME": skew}, tmp_path) as running:
             eventually(lambda: running.metric("sweeperd_sweeps_total", result="ok"))
             reserve(client, ["not for an hour"], overdue_by=-3_600_000)
             reserve(client, ["in grace"], overdue_by=-3_600_000, grace=7_200_000)

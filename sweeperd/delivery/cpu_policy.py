@@ -14,7 +14,7 @@ class _Current(threading.local):
 _current = _Current()
 
 #: Whether the process has the rule that processes have if nobody chooses another. A chosen rule stays.
-_usual = hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_OTHER
+_USUAL = hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
 def follow(*, batch: bool) -> None:
@@ -26,7 +26,7 @@ def follow(*, batch: bool) -> None:
     1.9 without. Threads of batches wake up thousands of times a second and would interrupt Redis and the sweep, which
     bring the next events. If the system has no such rule or refuses it, nothing changes.
     """
-    if _current.batch == batch or not _usual:
+    if _current.batch == batch or not _USUAL:
         return
     _current.batch = batch
     with contextlib.suppress(AttributeError, OSError):

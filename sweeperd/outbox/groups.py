@@ -153,7 +153,8 @@ class ConsumerGroups:
             group: _position(note) if (note := notes.get(group.encode())) else self._first_position(wanted[group], last)
             for group in unmade
         }
-        later = {group: after(str(start).encode()) for group, start in starts.items()}
+        # A position beyond the end belongs to a stream that was lost or replaced. keep_groups.lua begins anew there.
+        later = {group: after(str(start if start <= last else START).encode()) for group, start in starts.items()}
         return [group for group, first in later.items() if self._client.xrange(self._key, first, count=1)]
 
     def untaken(self, group: str, before_ms: int, count: int) -> int:
@@ -299,7 +300,8 @@ class ConsumerGroups:
             return last
         if start == "beginning":
             return START
-        return _before(self._shard.read_clock(), start)
+        # Not beyond the end: keep_groups.lua takes such a position for that of a lost stream, and begins further back.
+        return min(_before(self._shard.read_clock(), start), last)
 
     def _make_owners_due(self, group: str, owner: bytes) -> int:
         count, first = 0, FIRST

@@ -13,7 +13,7 @@ from sweeperd.ops.processes import ProcessAnnouncer
 from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
 from tests.integration.cli.conftest import Run, expire
-from tests.support.harness import reserve
+from tests.support.harness import reserve, server_time
 from tests.support.servers import Server
 
 
@@ -180,6 +180,22 @@ def test_events_stay_for_a_group_that_is_lost_or_to_be_made(
     outbox.acknowledge("billing", [entry.id for entry in outbox.read("billing", 10)])
     assert invoke("uninstall", "--yes", endpoints=endpoints).exit_code == 0
     assert not [name for name in names(client) if name.startswith("sweeperd:")]
+
+
+def test_events_stay_for_a_lost_group_whose_position_is_beyond_the_end(
+    invoke: Run, shard: Shard, client: redis.Redis
+) -> None:
+    """The stream was deleted, and the clock set back: the daemon begins anew there."""
+    outbox, endpoints = Outbox(shard, "test"), [{"name": "billing", "url": "http://127.0.0.1:9/"}]
+    reserve(client, ["done"])
+    expire(client, ["done"])
+    outbox.groups.ensure("billing", "now")
+    client.delete("sweeperd:events")
+    client.xadd("sweeperd:events", {"kind": "reservations"}, id=f"{server_time(client) - 3_600_000}-0")
+    result = invoke("uninstall", "--yes", endpoints=endpoints)
+    assert (result.exit_code, "whose consumer group is lost" in result.stdout) == (1, True), result.output
+    outbox.groups.ensure("billing")
+    assert len(outbox.read("billing", 10)) == 1
 
 
 def test_a_group_that_was_never_made_keeps_nothing(invoke: Run, client: redis.Redis) -> None:

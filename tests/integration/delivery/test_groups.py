@@ -2,6 +2,7 @@
 
 import json
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -254,6 +255,16 @@ def test_it_goes_back_no_further_than_max_age(shard: Shard, client: redis.Redis)
     client.xgroup_destroy(EVENTS, "hook")
     ConsumerGroups(shard, "us").ensure("hook")
     assert len(ids_left(shard)) == 2, "the same without settings"
+
+
+def test_a_new_group_goes_back_no_further_than_its_start(shard: Shard, client: redis.Redis) -> None:
+    """Also if all events are older. What comes next is read, even by a clock that is behind."""
+    end = server_time(client) - 2 * HOUR
+    add(client, end, 2, "old")
+    ConsumerGroups(shard, "us").ensure("hook", timedelta(hours=1))
+    assert ids_left(shard) == []
+    add(client, end + 1, 1, "new")
+    assert ids_left(shard) == [f"{end + 1}-1".encode()]
 
 
 def test_an_endpoint_that_is_configured_again_goes_on_from_its_note(shard: Shard, client: redis.Redis) -> None:

@@ -38,8 +38,9 @@ class Redelivery:
     initial: float
     longest: float
     max_age_ms: int
-    #: If the group began in the past: when the group was made. An older event counts as if added at this time.
-    counts_from_ms: int = 0
+    #: If the group began in the past: when the group was made. An older event counts as if added at this time. While it
+    #: is not known (None), no event is too old.
+    counts_from_ms: int | None = None
 
     @classmethod
     def of(cls, settings: WebhooksSettings) -> Self:
@@ -52,6 +53,8 @@ class Redelivery:
 
     def oldest_ms(self, now_ms: int) -> int:
         """Oldest add time that is still retried, ms; 0: no limit. `now_ms`: Redis's clock."""
+        if self.counts_from_ms is None:
+            return 0
         self.counts_from_ms = min(self.counts_from_ms, now_ms)  # the clock may have been set back
         oldest = now_ms - self.max_age_ms
         return oldest if self.counts_from_ms < oldest else 0

@@ -36,7 +36,7 @@ class FailureWatch:
             return
         circuit, before = self._seen.get(lane.endpoint, CircuitState()), self._announced.get(lane.endpoint, "")
         # What was added before a new group counts from when the group was made, as for `max_age`.
-        age = min(backlog.oldest_seconds, (now_ms - lane.redelivery.counts_from_ms) / 1000)
+        age = min(backlog.oldest_seconds, (now_ms - (lane.redelivery.counts_from_ms or 0)) / 1000)
         word, _, since = before.partition(" ")
         was_failing = word == "failing"
         # If nothing waits, another process may have delivered everything, and this circuit had nothing to try since.

@@ -285,7 +285,7 @@ class Lane:
         Count older events as if added at `made_at`, ms: when the group was made and began in the past. 0 (the note of
         the group was lost) changes nothing.
         """
-        self.redelivery.counts_from_ms = max(self.redelivery.counts_from_ms, made_at)
+        self.redelivery.counts_from_ms = max(self.redelivery.counts_from_ms or 0, made_at)
 
     def stall(self, error: Exception) -> None:
         """Redis keeps the lane from reading, settling or sending. Unless it does again soon, the lane goes on."""

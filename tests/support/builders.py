@@ -65,7 +65,7 @@ def room_for(capacity: int, size: int = 10**9) -> InFlight:
 
 def redelivery(initial: float = 30.0, longest: float = 3600.0, max_age_ms: int = 10**9) -> Redelivery:
     """The first and the longest wait of a parked event, seconds, and the greatest age of an event, ms."""
-    return Redelivery(initial, longest, max_age_ms)
+    return Redelivery(initial, longest, max_age_ms, 0)
 
 
 def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None = None, **parts: Any) -> Lane:
@@ -82,7 +82,7 @@ def make_lane(shard: Shard, name: str = "hook", endpoint: dict[str, Any] | None 
         "endpoint": name,
         "subscription": Subscription(settings),
         "outbox": given.get("outbox") or Outbox(shard, "us", timing=given["timing"]),
-        "redelivery": Redelivery(30.0, 3600.0, 3_600_000),
+        "redelivery": Redelivery(30.0, 3600.0, 3_600_000, 0),
         "publisher": CircuitPublisher(shard, name, "us", given["circuit"], given["timing"]),
         "state": EndpointStateCache(shard, name),
         "in_flight": room_for(100),

@@ -1,6 +1,7 @@
 """The few threads that deliver to all endpoints of a shard: their number, their fairness, and what a reload keeps."""
 
 import contextlib
+import json
 import threading
 import time
 from collections import Counter
@@ -372,6 +373,42 @@ def test_a_reload_keeps_the_lanes_that_did_not_change(shard: Shard, client: redi
             assert after.dispatcher.join(time.monotonic() + 30)
         assert [client.xinfo_consumers(EVENTS, name) for name in ("e0", "e1", "new")] == [[], [], []]
         assert not read_filters(shard).processes
+
+
+@pytest.mark.parametrize("reloaded", [False, True])
+def test_nothing_is_too_old_before_it_is_known_when_the_group_began(
+    reloaded: bool, shard: Shard, client: redis.Redis
+) -> None:
+    """A process delivers as soon as it starts, or has taken over, and the groups are read later, or cannot be."""
+    (hook,) = endpoints("", 1)
+    hook |= {"start": "beginning"}
+    for number in range(2):
+        client.xadd(EVENTS, {"id": f"old-{number}"}, id=f"{server_time(client) - 3 * 3_600_000 + number}-0")
+    webhooks = {"max_age": "1h", "attempts": 1, "redelivery_initial": "100ms", "redelivery_max": "100ms"}
+    with Receiver(lambda *_: Answer(500)) as receiver:
+        hook["url"] = receiver.url
+        first = Running(shard, [hook], Metrics(), webhooks=webhooks)
+        first.dispatcher.prepare()
+        runs = [first]
+        if reloaded:
+            first.dispatcher.start()
+            receiver.wait_for(lambda requests: len(requests) >= 2)
+        runs.append(Running(shard, [hook | {"timeout": "9s"}], first.dispatcher._metrics, webhooks=webhooks))
+        last = runs[-1].dispatcher
+        if reloaded:
+            last.adopt(first.dispatcher)
+        try:
+            last.start()
+            asked = len(receiver.requests)
+            receiver.wait_for(lambda requests: len(requests) >= asked + 4)
+            assert client.xlen("sweeperd:dead-letters") == 0
+            last.prepare()
+            (lane,) = last.lanes
+            assert lane.redelivery.counts_from_ms == json.loads(client.hget("sweeperd:groups", "e0") or "")["made_at"]
+        finally:
+            for run in runs:
+                run.stop.set()
+                assert run.dispatcher.join(time.monotonic() + 30)
 
 
 def load(shard: Shard, wanted: list[dict[str, Any]], runs: list[Running]) -> None:

@@ -141,7 +141,7 @@ class Scan(DueScan):
 
 
 def scan(shard: Shard, longest: float = 3600) -> Scan:
-    return Scan(make_lane(shard, redelivery=Redelivery(30, longest, 10**9)))
+    return Scan(make_lane(shard, redelivery=Redelivery(30, longest, 10**9, 0)))
 
 
 def test_a_step_over_parked_events_is_bounded_and_the_next_goes_on(shard: Shard, client: redis.Redis) -> None:

@@ -109,7 +109,7 @@ class Reader:
         self.room = Room(capacity, capacity)
         self.in_flight = InFlight(self.room)
         self.outbox = Outbox(shard, "us", replication)
-        self.redelivery = Redelivery(initial, 3600.0, max_age_ms)
+        self.redelivery = Redelivery(initial, 3600.0, max_age_ms, 0)
         self.circuit = CircuitBreaker(30.0, 3600.0, self.clock)
         timing = Timing(clock=self.clock)
         lease = Lease(shard, "order:hook", timedelta(seconds=timing.take_over_after))

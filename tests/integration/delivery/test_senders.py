@@ -99,7 +99,7 @@ class Sending:
             shard,
             circuit=self.circuit,
             state=self.state,
-            redelivery=Redelivery(30, 3600, MAX_AGE_MS),
+            redelivery=Redelivery(30, 3600, MAX_AGE_MS, 0),
             limits=limits,
             metrics=self.metrics,
             **parts,

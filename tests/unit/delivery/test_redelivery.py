@@ -19,6 +19,8 @@ def test_the_waits_and_the_greatest_age_of_the_settings() -> None:
     )
     redelivery = Redelivery.of(settings)
     assert [redelivery.wait_ms(deliveries) for deliveries in (0, 1, 2, 100)] == [0, 2000, 4000, 60_000]
+    assert redelivery.oldest_ms(10_000_000) == 0, "not before it is known when the group began"
+    redelivery.counts_from_ms = 0
     assert redelivery.oldest_ms(10_000_000) == 10_000_000 - 3_600_000
 
 

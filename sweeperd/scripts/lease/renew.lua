@@ -1,6 +1,7 @@
 -- Renews a lease if the calling process still holds it. If another process holds the lease, its token states the
--- longest TTL the lease can have. A longer TTL means that the clock was set back since, so the TTL is cut to that
--- length. Otherwise a dead process would keep the lease until the clock has caught up.
+-- longest TTL the lease can have. A longer TTL means that the clock was set back since, and none that another program
+-- removed it (PERSIST), so the TTL is set to that length. Otherwise a dead process would keep the lease until the clock
+-- has caught up, or for ever.
 --
 -- KEYS[1] -> sweeperd:lease:<job>  STRING  the token of the holder
 -- ARGV[1] -> the token of the calling process;  ARGV[2] -> TTL, ms
@@ -20,7 +21,7 @@ if not length then
   return 0
 end
 local left = redis.pcall('PTTL', KEYS[1]) -- an error if the user lacks the right
-if type(left) == 'number' and left > length then
+if type(left) == 'number' and (left < 0 or left > length) then
   redis.call('PEXPIRE', KEYS[1], length)
 end
 return -length

@@ -328,6 +328,15 @@ def test_one_that_lasts_longer_than_its_length_is_cut(pair: tuple[Lease, Lease],
     assert ours.acquire(), "it lives after all"
 
 
+def test_one_without_a_ttl_gets_the_length_of_its_holder(pair: tuple[Lease, Lease], client: redis.Redis) -> None:
+    """Its holder has died, and another program has removed the TTL."""
+    ours, theirs = pair
+    assert ours.acquire()
+    client.persist(KEY)
+    assert not theirs.acquire()
+    assert 0 < client.pttl(KEY) / 1000 <= LONG.total_seconds()
+
+
 def test_it_is_judged_by_the_length_of_its_holder(shard: Shard, client: redis.Redis) -> None:
     theirs, ours = Lease(shard, "sweep", LONG), Lease(shard, "sweep", SHORT)
     assert ours.holder_ttl == SHORT

@@ -16,7 +16,7 @@ from proof.simulation.receivers import Behaviour
 from sweeperd.config import RedisSettings
 from sweeperd.ops import endpoints
 from sweeperd.outbox import CircuitStateStore, is_waiting
-from sweeperd.store import Shard, streams
+from sweeperd.store import Shard
 
 if TYPE_CHECKING:
     from proof.simulation.hosts import Replica
@@ -202,10 +202,8 @@ class Outage:
         quiet = 0
         while quiet < 3:
             ahead: Any = shard.client.zcard(shard.keys.reservation_index)
-            # After the clock was set back, the newest events are ahead of it.
-            newest = streams.info(shard.client, shard.keys.events)
-            before = max(shard.read_clock(), streams.milliseconds(newest["last-generated-id"]) + 1 if newest else 0)
-            dropped = sum(endpoints.drop(shard, endpoint, before, letters=True))
+            now = shard.read_clock()
+            dropped = sum(endpoints.drop(shard, endpoint, endpoints.end_of_backlog(shard, now, now), letters=True))
             quiet = 0 if ahead or dropped else quiet + 1
             self._kernel.pause(1)
 

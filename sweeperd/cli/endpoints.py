@@ -27,6 +27,7 @@ from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
 from sweeperd.outbox.replays import ReplayStore
 from sweeperd.store.errors import is_unanswered
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 from sweeperd.text import counted, rfc3339, span, timestamp
 
 #: The most characters of why an endpoint is paused.
@@ -207,7 +208,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
     Nothing is dropped while a replay to the endpoint runs.
     """
     endpoint = endpoint_of(change.settings, name)
-    done = list[endpoints.DroppedBacklog]()
+    done, ends = list[endpoints.DroppedBacklog](), dict[str, StreamId]()
 
     def find(shard: Shard) -> endpoints.DroppedBacklog:
         now = shard.read_clock()
@@ -221,7 +222,8 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         if endpoints.is_lost(shard, endpoint):
             hint = "a daemon makes it again within seconds, or `sweeperd --once`"
             fail(f"shard {shard.name}: the consumer group of {name} is lost: {hint}", Exit.FAILED)
-        found = endpoints.count_backlog(shard, endpoint, at_ms)
+        ends[shard.name] = endpoints.end_of_backlog(shard, at_ms, now)
+        found = endpoints.count_backlog(shard, endpoint, ends[shard.name])
         return endpoints.DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 
     def question(found: Sequence[endpoints.DroppedBacklog]) -> str:
@@ -234,9 +236,9 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
         return what if backlog.found else ""
 
     def work(shard: Shard, backlog: endpoints.DroppedBacklog) -> Iterator[Changed]:
-        dropped, before_ms, at_least, refused = 0, int(backlog.before), "at least ", False
+        dropped, at_least, refused = 0, "at least ", False
         try:
-            for count in endpoints.drop(shard, endpoint, before_ms, letters=letters):
+            for count in endpoints.drop(shard, endpoint, ends[shard.name], letters=letters):
                 dropped += count
                 yield target(backlog), count
             at_least = ""

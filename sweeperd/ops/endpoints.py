@@ -22,6 +22,7 @@ from sweeperd.outbox.stream import PAGE, Outbox
 from sweeperd.outbox.subscription import Subscription
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
+from sweeperd.store.streams import StreamId
 from sweeperd.webhook_keys import PRIVATE
 
 #: The reasons of dead letters after `skip` and `drop`.
@@ -104,19 +105,28 @@ def skip(shard: Shard, endpoint: EndpointSettings, event: str) -> str | None:
     return None
 
 
-def count_backlog(shard: Shard, endpoint: EndpointSettings, before_ms: int) -> int:
+def end_of_backlog(shard: Shard, before_ms: int, now_ms: int) -> StreamId:
     """
-    How many events that were added before `before_ms` are unacknowledged and wanted, by these settings or by the filter
-    of a living process.
+    The id before which events were added before `before_ms`. After Redis's clock was set back, ids are ahead of it; but
+    what is there now was added before now.
+    """
+    end, last = StreamId.at(before_ms), StreamId.parse(streams.last_id(shard.client, shard.keys.events))
+    return max(end, StreamId(last.milliseconds, last.sequence + 1)) if before_ms >= now_ms else end
+
+
+def count_backlog(shard: Shard, endpoint: EndpointSettings, end: StreamId) -> int:
+    """
+    How many events with ids before `end` are unacknowledged and wanted, by these settings or by the filter of a living
+    process.
     """
     info = streams.groups(shard.client, shard.keys.events).get(endpoint.name.encode())
     if info is None:
         return 0
-    first, last = streams.after(info["last-delivered-id"]), bytes(streams.StreamId.at(before_ms).before)
+    first, last = streams.after(info["last-delivered-id"]), bytes(end.before)
     untaken = (OutboxEntry.of(entry, 0, found) for entry, found in streams.read(shard, shard.keys.events, first, last))
     outbox, subscription = Outbox(shard, "operator"), Subscription(endpoint)
     outbox.filters.refresh()
-    taken = itertools.takewhile(lambda entry: entry.added_ms < before_ms, _pending(shard, outbox, endpoint.name))
+    taken = itertools.takewhile(lambda entry: _is_before(entry, end), _pending(shard, outbox, endpoint.name))
     return sum(_is_wanted(outbox, subscription, entry) for entry in itertools.chain(taken, untaken))
 
 
@@ -125,9 +135,9 @@ def is_lost(shard: Shard, endpoint: EndpointSettings) -> bool:
     return bool(Outbox(shard, "operator").groups.lost({endpoint.name: Subscription(endpoint).start}))
 
 
-def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: bool) -> Iterator[int]:
+def drop(shard: Shard, endpoint: EndpointSettings, end: StreamId, *, letters: bool) -> Iterator[int]:
     """
-    Acknowledges all events that were added before `before_ms`, and yields how many were wanted, page by page. With
+    Acknowledges all events with ids before `end`, and yields how many were wanted, page by page. With
     `letters` they become dead letters. An event in flight may still be sent. After an error, up to one page is left to
     be taken over.
     """
@@ -136,15 +146,15 @@ def drop(shard: Shard, endpoint: EndpointSettings, before_ms: int, *, letters: b
         return
     outbox = Outbox(shard, "operator")
     outbox.filters.refresh()
-    while count := outbox.groups.untaken(name, before_ms, PAGE):
+    while count := outbox.groups.untaken(name, end, PAGE):
         entries = outbox.read(name, count)
-        # If a process has taken some of the counted events, the read went beyond `before_ms`. That process may send
+        # If a process has taken some of the counted events, the read went beyond `end`. That process may send
         # later events of a key before these.
-        outbox.release(name, [entry for entry in entries if entry.added_ms >= before_ms])
-        old = [entry._replace(deliveries=0) for entry in entries if entry.added_ms < before_ms]
+        outbox.release(name, [entry for entry in entries if not _is_before(entry, end)])
+        old = [entry._replace(deliveries=0) for entry in entries if _is_before(entry, end)]
         yield _drop(outbox, subscription, old, letters=letters)
     outbox.groups.leave(name)
-    taken = itertools.takewhile(lambda entry: entry.added_ms < before_ms, _pending(shard, outbox, name))
+    taken = itertools.takewhile(lambda entry: _is_before(entry, end), _pending(shard, outbox, name))
     while page := list(itertools.islice(taken, PAGE)):
         yield _drop(outbox, subscription, page, letters=letters)
 
@@ -157,6 +167,10 @@ def _drop(outbox: Outbox, subscription: Subscription, entries: Sequence[OutboxEn
     if letters:
         return len(outbox.give_up(name, wanted, DROPPED, owner=b""))
     return outbox.acknowledge(name, [entry.id for entry in wanted])
+
+
+def _is_before(entry: OutboxEntry, end: StreamId) -> bool:
+    return StreamId.parse(entry.id) < end
 
 
 def _is_wanted(outbox: Outbox, subscription: Subscription, entry: OutboxEntry) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sweeperd.document import Count, ShardsDocument
 from sweeperd.outbox.event import ONLY_FOR, Fields, is_expiry, message
-from sweeperd.outbox.replays import first_searched, last_searched
+from sweeperd.outbox.replays import first_searched, last_searched, time_of
 from sweeperd.store import streams
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
@@ -90,6 +90,8 @@ def retention_gap(shard: Shard, since_ms: int, lost: str) -> str:
     if first is None:
         return "" if info.get("entries-added") == 0 else "no event is kept any more"
     oldest_ms = streams.milliseconds(first[0])
+    if oldest_ms > shard.read_clock():  # the clock was set back since
+        oldest_ms = time_of(*first)
     if oldest_ms <= since_ms:
         return ""
     return f"the oldest event that is still kept is of {rfc3339(oldest_ms)}; what expired before {lost}"

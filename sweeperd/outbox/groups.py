@@ -157,13 +157,12 @@ class ConsumerGroups:
         later = {group: after(str(start if start <= last else START).encode()) for group, start in starts.items()}
         return [group for group, first in later.items() if self._client.xrange(self._key, first, count=1)]
 
-    def untaken(self, group: str, before_ms: int, count: int) -> int:
-        """How many events added before `before_ms` the group has not read, up to `count`."""
+    def untaken(self, group: str, end: StreamId, count: int) -> int:
+        """How many events with ids before `end` the group has not read, up to `count`."""
         info = streams.groups(self._client, self._key).get(group.encode())
         if info is None:
             return 0
-        last = bytes(StreamId.at(before_ms).before)
-        rows = self._client.xrange(self._key, after(info["last-delivered-id"]), last, count=count)
+        rows = self._client.xrange(self._key, after(info["last-delivered-id"]), bytes(end.before), count=count)
         return len(cast(list[StreamRow], rows))
 
     def make_due(self, group: str) -> int:

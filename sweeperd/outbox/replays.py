@@ -80,7 +80,7 @@ class ReplaySpan:
             return False
         if self.event_type is not None and self.event_type not in (event_type(fields), category(event_type(fields))):
             return False
-        return self.since_ms <= _time_ms(entry, fields) < self.until_ms
+        return self.since_ms <= time_of(entry, fields) < self.until_ms
 
 
 class ReplayNote(Note):
@@ -203,7 +203,7 @@ class ReplaySubscription(Subscription):
         return in_span and not self.is_subject(fields) and (by or self._filter).matches(fields)
 
 
-def _time_ms(entry: bytes, fields: Fields) -> int:
+def time_of(entry: bytes, fields: Fields) -> int:
     """The time of the expiry, or of the operational event."""
     for name in (b"expired_at", b"at"):
         time_ms = whole(fields.get(name, b""))

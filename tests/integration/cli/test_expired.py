@@ -143,6 +143,17 @@ def test_a_span_that_begins_before_the_oldest_event_says_so(invoke: Run, client:
     assert result.stderr.count("\n") == 1
 
 
+def test_the_oldest_event_has_the_time_of_its_expiry_while_ids_are_ahead_of_the_clock(
+    invoke: Run, client: redis.Redis
+) -> None:
+    ahead = server_time(client) + 3_600_000
+    for number in range(3):
+        add(client, T + number, str(number), entry=f"{ahead + number}-0")
+    client.xtrim(EVENTS, maxlen=2, approximate=False)
+    assert "is of 2026-11-21T12:00:00.001Z; what" in invoke("expired", *SPAN).stderr
+    assert invoke("expired", "--since", AT + "00.001Z", "--until", AT + "05Z").stderr == ""
+
+
 def test_a_stream_that_was_never_trimmed_has_no_hole(invoke: Run, client: redis.Redis) -> None:
     add(client, T, "one")
     result = invoke("expired", "--since", "2026-01-01", "--until", AT + "05Z", "--json")

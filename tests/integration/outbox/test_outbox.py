@@ -529,16 +529,16 @@ def test_dead_letters_cannot_be_written(stream: Outbox, client: redis.Redis) -> 
 
 
 def test_untaken(stream: Outbox, client: redis.Redis) -> None:
-    assert stream.groups.untaken(GROUP, 10**15, 5) == 0
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(10**15), 5) == 0
     stream.groups.ensure(GROUP)
     for at in (1000, 2000, 3000):
         add(client, 2, at=at)
-    assert stream.groups.untaken(GROUP, 3000, 100) == 4
-    assert stream.groups.untaken(GROUP, 3001, 100) == 6
-    assert stream.groups.untaken(GROUP, 1000, 100) == 0
-    assert stream.groups.untaken(GROUP, 3001, 3) == 3
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(3000), 100) == 4
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(3001), 100) == 6
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(1000), 100) == 0
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(3001), 3) == 3
     stream.read(GROUP, 3)
-    assert stream.groups.untaken(GROUP, 3000, 100) == 1
+    assert stream.groups.untaken(GROUP, streams.StreamId.at(3000), 100) == 1
 
 
 # ---- trimming: whole nodes of up to 100 entries go at a time, so a few older ones may stay

@@ -15,6 +15,7 @@ from sweeperd.config.types import check_prefix
 from sweeperd.config.webhooks import (
     DELIVERY_FAILED,
     EXPIRY_SPIKE,
+    NO_TENANT,
     WEBHOOK_DISABLED,
     WEBHOOK_FAILING,
     WEBHOOK_RECOVERED,

@@ -26,7 +26,14 @@ from sweeperd.config.types import (
     current_url,
     host_and_port,
 )
-from sweeperd.config.webhooks import ANNOUNCED, THRESHOLD_CROSSED, EndpointSettings, WebhooksSettings
+from sweeperd.config.webhooks import (
+    ANNOUNCED,
+    EXPIRY_SPIKE,
+    NO_TENANT,
+    THRESHOLD_CROSSED,
+    EndpointSettings,
+    WebhooksSettings,
+)
 from sweeperd.text import did_you_mean
 
 #: The bounds of `sweep.lease_ttl`.
@@ -230,9 +237,12 @@ class Settings(Section):
     def doubts(self) -> list[str]:
         """
         What is allowed and probably a mistake, a sentence each: names in the `events` of endpoints that no event has
-        here, though older ones may, and secrets that are too short for one.
+        here, though older ones may; names whose events have no tenant or scope, so that the endpoint's filter lets none
+        through; and secrets that are too short for one.
         """
         kinds = ["reservation", *(kind.name for kind in self.kinds)]
+        bare = {name for kind in self.kinds if kind.tenant is None for name in (kind.name, f"{kind.name}.expired")}
+        unscoped = {name for kind in self.kinds for name in (kind.name, f"{kind.name}.expired")} | ANNOUNCED
         known = [*kinds, *(f"{kind}.expired" for kind in kinds), THRESHOLD_CROSSED, *sorted(ANNOUNCED)]
         found = []
         for endpoint in self.webhooks.endpoints:
@@ -240,6 +250,14 @@ class Settings(Section):
                 f"no event is a {name}, which the endpoint {endpoint.name} asks for{did_you_mean(name, known)}"
                 for name in endpoint.events or ()
                 if name not in known
+            ]
+            wanted, tenants = set(endpoint.events or ()), endpoint.tenants
+            untold = bare if tenants is None or NO_TENANT in tenants else bare | ANNOUNCED - {EXPIRY_SPIKE}
+            found += [
+                f"the endpoint {endpoint.name} asks for {', '.join(sorted(lost))} and never gets one: such an event has"
+                f" no {what}, and the endpoint has {what}s"
+                for what, given, without in (("tenant", tenants, untold), ("scope", endpoint.scopes, unscoped))
+                if given is not None and (lost := wanted & without)
             ]
             secrets = (secret.get_secret_value() for secret in endpoint.secrets)
             if any(len(secret) < SHORT_SECRET and not is_reference(secret) for secret in secrets):

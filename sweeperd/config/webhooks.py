@@ -38,6 +38,8 @@ WEBHOOK_FAILING, WEBHOOK_RECOVERED = "webhook.failing", "webhook.recovered"
 #: The type of an operational event that the scripts create for a budget with thresholds.
 THRESHOLD_CROSSED = "budget.threshold_crossed"
 ANNOUNCED = frozenset({EXPIRY_SPIKE, WEBHOOK_DISABLED, DELIVERY_FAILED, WEBHOOK_FAILING, WEBHOOK_RECOVERED})
+#: The tenant of an operational event that is about none.
+NO_TENANT = "__system__"
 
 #: Headers of every request, which an endpoint's own headers must not replace.
 _OWN_HEADERS = re.compile(

@@ -7,9 +7,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, WithJsonSchema
 
-from sweeperd.config import EndpointSettings, WebhooksSettings
+from sweeperd.config import NO_TENANT, EndpointSettings, WebhooksSettings
 from sweeperd.document import CommandDocument, Count, Document, Seconds
-from sweeperd.outbox.announcements import NO_TENANT
 from sweeperd.outbox.event import Message, encode_as
 from sweeperd.outbox.masking import Masker
 from sweeperd.outbox.request import webhook_request

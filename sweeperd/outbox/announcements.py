@@ -4,12 +4,9 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sweeperd.config import DELIVERY_FAILED, WEBHOOK_DISABLED, WEBHOOK_FAILING, WEBHOOK_RECOVERED
+from sweeperd.config import DELIVERY_FAILED, NO_TENANT, WEBHOOK_DISABLED, WEBHOOK_FAILING, WEBHOOK_RECOVERED
 from sweeperd.outbox.event import Fields, category, event_type
 from sweeperd.store.shard import Clock
-
-#: The tenant of an event without a tenant.
-NO_TENANT = "__system__"
 
 #: Field names and values of a stream entry in turn; empty for no event.
 Entry = list[str | int]

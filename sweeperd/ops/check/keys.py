@@ -33,11 +33,16 @@ def key_types(subject: CheckedShard) -> CheckResult:
     keys, client = subject.shard.keys, subject.shard.client
     hashes = [keys.endpoints, keys.groups, keys.reconcile, keys.processes, keys.circuits, keys.filters, keys.ticks]
     hashes += [keys.proofs, keys.action_counts, keys.expiry_rates, keys.relay]
+    endpoints = subject.settings.webhooks.endpoints
+    hashes += [keys.pace] * any(endpoint.max_rate for endpoint in endpoints)  # otherwise no right is granted for it
+    logs = [keys.events, keys.dead_letters, keys.actions, *(keys.attempts(endpoint.name) for endpoint in endpoints)]
+    jobs = ["sweep", "reconcile", "repair-budget", *(f"sweep:{kind.name}" for kind in subject.settings.kinds)]
+    jobs += [f"order:{endpoint.name}" for endpoint in endpoints if endpoint.order]
     reads = [
         *(("ZSET", key, ("ZCARD", key)) for key in (keys.reservation_index, keys.quarantine)),
-        *(("STREAM", key, ("XLEN", key)) for key in (keys.events, keys.dead_letters, keys.actions)),
+        *(("STREAM", key, ("XLEN", key)) for key in logs),
         *(("HASH", key, ("HGET", key, "")) for key in hashes),
-        *(("STRING", key, ("GET", key)) for key in (keys.lease("sweep"), keys.lease("reconcile"))),
+        *(("STRING", key, ("GET", key)) for key in map(keys.lease, jobs)),
     ]
     replies = run_commands(client, [command for _, _, command in reads])
     answers = zip(reads, replies, strict=True)

@@ -257,6 +257,14 @@ def test_keys_of_another_type(server: Server, client: redis.Redis) -> None:
         findings = look(server.url)
         assert (bad(findings), key in findings["key types"].says) == ({"key types": FAILURE}, True)
         client.delete(key)
+    kind = {"name": "cart", "index": "carts:ttl", "key": "carts:{id}", "deadline": "expires_at", "retention": "0s"}
+    ordered = {"name": "hook", "url": "http://127.0.0.1:9/", "order": "key", "max_rate": 1}
+    settings: dict[str, Any] = {"webhooks": {"endpoints": [ordered]}, "kinds": [kind]}
+    for key in ("lease:order:hook", "attempts:hook", "lease:sweep:cart", "lease:repair-budget", "pace"):
+        client.zadd(f"sweeperd:{key}", {"a": 1})
+        findings = look(server.url, **settings)
+        assert (findings["key types"].level, f"sweeperd:{key} is not" in findings["key types"].says) == (FAILURE, True)
+        client.delete(f"sweeperd:{key}")
     client.set("sweeperd:filters", "text")
     findings = look(server.url)
     assert bad(findings) == {"key types": FAILURE, "filters": FAILURE}

@@ -259,6 +259,18 @@ def test_groups_of_other_programs_have_names_of_their_own(config: Load) -> None:
         ),
         ('events = ["carts"]', "did you mean cart?"),
         ('events = ["carts.expired"]', "did you mean cart.expired?"),
+        (
+            'tenants = ["acme"]\nevents = ["reservation", "webhook.failing"]',
+            "asks for webhook.failing and never gets one: such an event has no tenant, and the endpoint has tenants",
+        ),
+        ('tenants = ["acme"]\nevents = ["cart.expired"]', "asks for cart.expired and never gets one"),
+        (
+            'scopes = ["tenant:*"]\nevents = ["cart", "reservation.expiry_rate_spike"]',
+            "asks for cart, reservation.expiry_rate_spike and never gets one: such an event has no scope",
+        ),
+        ('tenants = ["__system__"]\nevents = ["webhook.failing", "reservation.expiry_rate_spike"]', ""),
+        ('tenants = ["acme"]\nevents = ["reservation", "reservation.expiry_rate_spike"]', ""),
+        ('scopes = ["tenant:*"]\nevents = ["reservation", "budget.threshold_crossed"]', ""),
         ('secrets = ["billing.secret"]', "a secret of the endpoint billing has fewer than 16 characters"),
         ('events = ["reservation", "cart", "cart.expired", "budget.threshold_crossed", "webhook.failing"]', ""),
         ('secrets = ["a phrase that nobody guesses", "env:LONG"]', ""),

@@ -223,6 +223,8 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
             hint = "a daemon makes it again within seconds, or `sweeperd --once`"
             fail(f"shard {shard.name}: the consumer group of {name} is lost: {hint}", Exit.FAILED)
         ends[shard.name] = endpoints.end_of_backlog(shard, at_ms, now)
+        if at_ms < now and endpoints.is_ahead(shard, now):
+            warn(f"shard {shard.name}: Redis's clock was set back, so some events seem younger; --before 0s drops all")
         found = endpoints.count_backlog(shard, endpoint, ends[shard.name])
         return endpoints.DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)
 

@@ -241,8 +241,11 @@ class Settings(Section):
         through; and secrets that are too short for one.
         """
         kinds = ["reservation", *(kind.name for kind in self.kinds)]
-        bare = {name for kind in self.kinds if kind.tenant is None for name in (kind.name, f"{kind.name}.expired")}
-        unscoped = {name for kind in self.kinds for name in (kind.name, f"{kind.name}.expired")} | ANNOUNCED
+        of_kinds = {name: kind for kind in self.kinds for name in (kind.name, f"{kind.name}.expired")}
+        # Of the types whose events all have the same tenant or scope; empty if they have none.
+        tenants = dict.fromkeys(ANNOUNCED - {EXPIRY_SPIKE}, NO_TENANT)
+        tenants |= {name: "" for name, kind in of_kinds.items() if kind.tenant is None}
+        scopes = dict.fromkeys([*ANNOUNCED, *of_kinds], "")
         known = [*kinds, *(f"{kind}.expired" for kind in kinds), THRESHOLD_CROSSED, *sorted(ANNOUNCED)]
         found = []
         for endpoint in self.webhooks.endpoints:
@@ -251,14 +254,13 @@ class Settings(Section):
                 for name in endpoint.events or ()
                 if name not in known
             ]
-            wanted, tenants = set(endpoint.events or ()), endpoint.tenants
-            untold = bare if tenants is None or NO_TENANT in tenants else bare | ANNOUNCED - {EXPIRY_SPIKE}
-            found += [
-                f"the endpoint {endpoint.name} asks for {', '.join(sorted(lost))} and never gets one: such an event has"
-                f" no {what}, and the endpoint has {what}s"
-                for what, given, without in (("tenant", tenants, untold), ("scope", endpoint.scopes, unscoped))
-                if given is not None and (lost := wanted & without)
-            ]
+            for what, selected, same in (("tenant", endpoint.tenants, tenants), ("scope", endpoint.scopes, scopes)):
+                found += [
+                    f"the endpoint {endpoint.name} never gets a {name}: it has no {what},"
+                    f" and the endpoint selects {what}s"
+                    for name in endpoint.events or ()
+                    if selected is not None and name in same and same[name] not in selected
+                ]
             secrets = (secret.get_secret_value() for secret in endpoint.secrets)
             if any(len(secret) < SHORT_SECRET and not is_reference(secret) for secret in secrets):
                 found.append(

@@ -114,6 +114,11 @@ def end_of_backlog(shard: Shard, before_ms: int, now_ms: int) -> StreamId:
     return max(end, StreamId(last.milliseconds, last.sequence + 1)) if before_ms >= now_ms else end
 
 
+def is_ahead(shard: Shard, now_ms: int) -> bool:
+    """Whether the newest event has an id ahead of Redis's clock, because the clock was set back."""
+    return streams.milliseconds(streams.last_id(shard.client, shard.keys.events)) > now_ms
+
+
 def count_backlog(shard: Shard, endpoint: EndpointSettings, end: StreamId) -> int:
     """
     How many events with ids before `end` are unacknowledged and wanted, by these settings or by the filter of a living
@@ -137,9 +142,8 @@ def is_lost(shard: Shard, endpoint: EndpointSettings) -> bool:
 
 def drop(shard: Shard, endpoint: EndpointSettings, end: StreamId, *, letters: bool) -> Iterator[int]:
     """
-    Acknowledges all events with ids before `end`, and yields how many were wanted, page by page. With
-    `letters` they become dead letters. An event in flight may still be sent. After an error, up to one page is left to
-    be taken over.
+    Acknowledges all events with ids before `end`, and yields how many were wanted, page by page. With `letters` they
+    become dead letters. An event in flight may still be sent. After an error, up to one page is left to be taken over.
     """
     name, subscription = endpoint.name, Subscription(endpoint)
     if name.encode() not in streams.groups(shard.client, shard.keys.events):
@@ -148,8 +152,8 @@ def drop(shard: Shard, endpoint: EndpointSettings, end: StreamId, *, letters: bo
     outbox.filters.refresh()
     while count := outbox.groups.untaken(name, end, PAGE):
         entries = outbox.read(name, count)
-        # If a process has taken some of the counted events, the read went beyond `end`. That process may send
-        # later events of a key before these.
+        # If a process has taken some of the counted events, the read went beyond `end`. That process may send later
+        # events of a key before these.
         outbox.release(name, [entry for entry in entries if not _is_before(entry, end)])
         old = [entry._replace(deliveries=0) for entry in entries if _is_before(entry, end)]
         yield _drop(outbox, subscription, old, letters=letters)

@@ -261,13 +261,11 @@ def test_groups_of_other_programs_have_names_of_their_own(config: Load) -> None:
         ('events = ["carts.expired"]', "did you mean cart.expired?"),
         (
             'tenants = ["acme"]\nevents = ["reservation", "webhook.failing"]',
-            "asks for webhook.failing and never gets one: such an event has no tenant, and the endpoint has tenants",
+            "the endpoint billing never gets a webhook.failing: it has no tenant, and the endpoint selects tenants",
         ),
-        ('tenants = ["acme"]\nevents = ["cart.expired"]', "asks for cart.expired and never gets one"),
-        (
-            'scopes = ["tenant:*"]\nevents = ["cart", "reservation.expiry_rate_spike"]',
-            "asks for cart, reservation.expiry_rate_spike and never gets one: such an event has no scope",
-        ),
+        ('tenants = ["acme"]\nevents = ["cart.expired"]', "never gets a cart.expired: it has no tenant"),
+        ('scopes = ["tenant:*"]\nevents = ["cart"]', "never gets a cart: it has no scope"),
+        ('scopes = ["*"]\nevents = ["reservation.expiry_rate_spike"]', "it has no scope"),
         ('tenants = ["__system__"]\nevents = ["webhook.failing", "reservation.expiry_rate_spike"]', ""),
         ('tenants = ["acme"]\nevents = ["reservation", "reservation.expiry_rate_spike"]', ""),
         ('scopes = ["tenant:*"]\nevents = ["reservation", "budget.threshold_crossed"]', ""),

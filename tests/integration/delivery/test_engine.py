@@ -1,6 +1,7 @@
 """The few threads that deliver to all endpoints of a shard: their number, their fairness, and what a reload keeps."""
 
 import contextlib
+import itertools
 import json
 import threading
 import time
@@ -581,14 +582,12 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
 ) -> None:
     names = 20
     with Receiver() as receiver:
-        wanted = [each | {"tenants": [each["name"]]} for each in endpoints(receiver.url, names)]
-        with running(shard, wanted):
-            for turn in range(15):
-                with client.pipeline(transaction=False) as pipeline:
-                    for number in range(200):
-                        pipeline.xadd(EVENTS, {"id": f"{turn}-{number}", "tenant": f"e{number}"})
-                    pipeline.execute()
-            last = client.xinfo_stream(EVENTS)["last-generated-id"]
+        filters = [each | {"tenants": [each["name"]]} for each in endpoints(receiver.url, names)]
+        with client.pipeline(transaction=False) as pipeline:
+            for turn, number in itertools.product(range(15), range(200)):
+                pipeline.xadd(EVENTS, {"id": f"{turn}-{number}", "tenant": f"e{number}"})
+            last = pipeline.execute()[-1]
+        with running(shard, [each | {"start": "beginning"} for each in filters]):
 
             def done() -> bool:
                 groups: Any = client.xinfo_groups(EVENTS)

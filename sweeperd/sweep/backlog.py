@@ -7,7 +7,7 @@ from typing import cast
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.kind import Kind
 from sweeperd.sweep.proof import is_proven
-from sweeperd.text import decode, moment_ms
+from sweeperd.text import decode, moment_ms, whole
 
 #: 100 years, ms.
 FAR_MS = 100 * 365 * 86_400_000
@@ -91,9 +91,9 @@ def read_index_backlog(shard: Shard, kind: Kind, now: int) -> Backlog:
         longest_protected,
         far,
         proven,
-        int(held or b"0"),
+        whole(held or b"") or 0,
         decode(because or b""),
-        int(deferred or b"0"),
+        whole(deferred or b"") or 0,
         alive,
     )
 

@@ -211,6 +211,15 @@ def ended(process: "subprocess.Popen[Any]") -> Iterator[None]:
         process.wait()
 
 
+def test_a_note_of_the_sweep_that_cannot_be_read_stops_neither_status_nor_sweep(
+    sweeperd: Sweeperd, client: redis.Redis
+) -> None:
+    reserve(client, ["r1"])
+    client.hset("sweeperd:ticks", mapping={"deferred": "x", "held": "y", "held_because": "z"})
+    assert sweeperd("status", "--json").document["shards"][0]["kinds"][0]["due"] == 1
+    assert sweeperd("--once", "--json").document["expired"] == 1
+
+
 def test_watching_with_json_ends_cleanly_on_ctrl_c(server: Server, client: redis.Redis) -> None:
     watching = subprocess.Popen(
         command("status", "--watch", "--json", "--interval", "0.1"),

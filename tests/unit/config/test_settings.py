@@ -172,6 +172,7 @@ def test_listen(listen: str, address: tuple[str, int] | None, config: Load) -> N
         (ENDPOINT + "tenants = 'acme'", "webhooks.endpoints[0].tenants", "must be a list"),
         (ENDPOINT + "secrets = 'x'", "webhooks.endpoints[0].secrets", "must be a list"),
         (ENDPOINT + "secrets = ['a', 5]", "webhooks.endpoints[0].secrets[1]", "a secret is text"),
+        (ENDPOINT + "secrets = ['exec:vault kv get hook']", "webhooks.endpoints[0].secrets[0]", "exec: is only for"),
         (ENDPOINT + "headers = {'X Y' = ''}", "webhooks.endpoints[0].headers", "' ' is not allowed"),
         (ENDPOINT + "headers = {'' = 'x'}", "webhooks.endpoints[0].headers", "a header without a name"),
         (ENDPOINT + 'headers = {"X-Y" = "a\\nb"}', "webhooks.endpoints[0].headers", "X-Y is not allowed"),

@@ -24,7 +24,7 @@ from sweeperd.ops.trial import BODY_SHOWN, TrialDocument, try_out
 from sweeperd.outbox.attempts import read_attempts
 from sweeperd.outbox.dead_letters import LetterCounts
 from sweeperd.outbox.endpoint_state import EndpointState, EndpointStateStore
-from sweeperd.outbox.replays import ReplayStore
+from sweeperd.outbox.replays import ReplayStore, end_if_ahead
 from sweeperd.store.errors import is_unanswered
 from sweeperd.store.shard import Shard
 from sweeperd.store.streams import StreamId
@@ -223,7 +223,7 @@ def drop(change: Change, name: str, before: Moment, letters: bool, reason: str) 
             hint = "a daemon makes it again within seconds, or `sweeperd --once`"
             fail(f"shard {shard.name}: the consumer group of {name} is lost: {hint}", Exit.FAILED)
         ends[shard.name] = endpoints.end_of_backlog(shard, at_ms, now)
-        if at_ms < now and endpoints.is_ahead(shard, now):
+        if at_ms < now and end_if_ahead(shard):
             warn(f"shard {shard.name}: Redis's clock was set back, so some events seem younger; --before 0s drops all")
         found = endpoints.count_backlog(shard, endpoint, ends[shard.name])
         return endpoints.DroppedBacklog(shard=shard.name, before=at_ms, found=found, dropped=0)

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.moment import Moment, left_out, moment
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import Output, printable
 from sweeperd.cli.shards import Run, check_name, on_shards, warn
@@ -21,6 +21,7 @@ from sweeperd.config import DEFAULT_SHARD
 from sweeperd.ops.expired import ExpiredCountDocument, Expiry, ExpiryReader, retention_gap
 from sweeperd.ops.trouble import ShardTrouble, working_on
 from sweeperd.outbox.event import entry_of
+from sweeperd.outbox.replays import end_if_ahead
 from sweeperd.runtime.signals import stop_on_signals
 from sweeperd.store.shard import Shard
 from sweeperd.sweep.configured import kind_names
@@ -118,6 +119,8 @@ def _reader(
     if since_ms >= until_ms and not follow:
         end = "now, by Redis's clock" if until is None else "--until"
         fail(f"--since ({_shown(since_ms)}) must be before {end} ({_shown(until_ms)})", Exit.USAGE)
+    if until is None and not follow and (ahead := end_if_ahead(shard)):
+        warn(f"{_on(shard)}{left_out(ahead)}")
     if until_ms > now_ms:
         warn(f"{_on(shard)}--until is in the future: it is {_shown(now_ms)} by Redis's clock")
     if missing := retention_gap(shard, since_ms, "is not shown"):

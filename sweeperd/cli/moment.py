@@ -8,6 +8,8 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
+from sweeperd.text import timestamp
+
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,9})?)?(Z|[+-]\d\d:\d\d)?)?", re.ASCII | re.IGNORECASE
 )
@@ -47,6 +49,14 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
         "nor a time of day such as 12:00 nor a duration such as 15m or 1h30m",
         context,
         parameter,
+    )
+
+
+def left_out(ahead_ms: int) -> str:
+    """What a span up to now leaves out while ids are ahead of Redis's clock; `ahead_ms`: from `end_if_ahead`."""
+    return (
+        "redis's clock was set back: events that seem later than now are left out; "
+        f"--until {timestamp(ahead_ms)} includes them"
     )
 
 

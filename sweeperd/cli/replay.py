@@ -9,7 +9,7 @@ import click
 from pydantic import AliasPath, Field
 
 from sweeperd.cli.change import Change, Changed, changing
-from sweeperd.cli.moment import Moment, moment
+from sweeperd.cli.moment import Moment, left_out, moment
 from sweeperd.cli.options import Exit, fail
 from sweeperd.cli.output import printable
 from sweeperd.cli.shards import endpoint_of, warn
@@ -150,7 +150,8 @@ def _prepare(
     span = ReplaySpan(since(now), now if until is None else until(now), tenant, event_type)
     if span.since_ms >= span.until_ms:
         fail("--since must be before --until", Exit.USAGE)
-    if span.until_ms > now:
+    ahead = replay.end_if_ahead(shard)
+    if span.until_ms > (ahead or now):
         fail(f"--until is in the future: it is {timestamp(now)} by Redis's clock", Exit.USAGE)
     check_note(shard, endpoint.name)
     note = ReplayStore(shard).read(endpoint.name)
@@ -160,6 +161,8 @@ def _prepare(
         if note.cancelled or not same_span or not same_end:
             fail(_other(shard, note), Exit.FAILED)
         return _Replay(shard, note, running=True, progress=ReplayStore(shard).progress(note))
+    if until is None and ahead:
+        warn(f"{shard.name}: {left_out(ahead)}")
     if missing := retention_gap(shard, span.since_ms, "is not delivered"):
         warn(f"{shard.name}: {missing}")
     if gap := replay.filter_gap(shard, endpoint):

@@ -114,11 +114,6 @@ def end_of_backlog(shard: Shard, before_ms: int, now_ms: int) -> StreamId:
     return max(end, StreamId(last.milliseconds, last.sequence + 1)) if before_ms >= now_ms else end
 
 
-def is_ahead(shard: Shard, now_ms: int) -> bool:
-    """Whether the newest event has an id ahead of Redis's clock, because the clock was set back."""
-    return streams.milliseconds(streams.last_id(shard.client, shard.keys.events)) > now_ms
-
-
 def count_backlog(shard: Shard, endpoint: EndpointSettings, end: StreamId) -> int:
     """
     How many events with ids before `end` are unacknowledged and wanted, by these settings or by the filter of a living

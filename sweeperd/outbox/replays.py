@@ -57,6 +57,16 @@ def last_searched(shard: Shard, until_ms: int) -> bytes:
     return streams.LAST if behind else str(until_ms + AHEAD_MS).encode()
 
 
+def end_if_ahead(shard: Shard) -> int | None:
+    """
+    The end of a span that has the newest event, ms, if its id is ahead of Redis's clock, because the clock was set
+    back; None otherwise.
+    """
+    newest = milliseconds(streams.last_id(shard.client, shard.keys.events))
+    # The clock is read last: an event of this very moment is not ahead.
+    return newest + 1 if newest > shard.read_clock() else None
+
+
 def replay_group(endpoint: str) -> str:
     """The name of the consumer group of the replay to this endpoint. Only one replay runs at a time."""
     return REPLAY_PREFIX + endpoint

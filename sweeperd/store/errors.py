@@ -35,7 +35,8 @@ _TROUBLE_CODES = (
 _SCRIPT_FAULT = re.compile(r"Error compiling script|(?<!@)user_script:\s*\d+:")
 #: What a server adds to an error of a command in a script: before it up to Redis 7.0, behind it from Redis 7.0 on.
 _PLACE_IN_SCRIPT = re.compile(
-    r"(Error running script \(call to f_\w+\): )?(@user_script: ?\d+: )+-?| script: (\w+, )?on @user_script:\d+\.$"
+    r"(Error running script \(call to f_\w+\): )?(@user_script: ?\d+: )+-?|ACL failure in script: "
+    r"| script: (\w+, )?on @user_script:\d+\.$"
 )
 #: A script's error if the user lacks a right: from Redis up to 7.0, and from Redis 7.2 and newer and Valkey.
 _REFUSED_TEXTS = ("NOPERM", "The user executing the script", "ACL failure in script")

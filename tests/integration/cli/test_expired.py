@@ -86,7 +86,12 @@ def test_a_clock_that_is_behind_the_stream(invoke: Run, client: redis.Redis) -> 
     add(client, now + 3_600_000, "before")
     for number in range(3):
         add(client, now - 20_000, f"after {number}", entry=f"{now + 3_600_000}-{number + 2}")
-    assert ids(invoke("expired", "--since", "1m", "--json").stdout) == ["after 0", "after 1", "after 2"]
+    result = invoke("expired", "--since", "1m", "--json")
+    assert ids(result.stdout) == ["after 0", "after 1", "after 2"]
+    told = re.search("clock was set back: .* left out; --until (\\S+) includes them", result.stderr)
+    assert told
+    every = invoke("expired", "--since", "1m", "--until", told[1], "--json")
+    assert ids(every.stdout) == ["before", "after 0", "after 1", "after 2"]
 
 
 def test_pages(invoke: Run, client: redis.Redis) -> None:

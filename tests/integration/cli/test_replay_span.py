@@ -76,6 +76,21 @@ def test_a_command_to_wait_for_it_can_be_pasted_into_a_shell(invoke: Run, client
     assert command[-4:] == ["--tenant", "acme corp; x", "--event-type", "reservation.expired"]
 
 
+def test_what_expired_before_the_clock_was_set_back_is_told_and_can_be_replayed(
+    invoke: Run, client: redis.Redis, now: int
+) -> None:
+    append(client, EVENTS, {"id": "ahead", "tenant": "acme", "expired_at": now + HOUR}, f"{now + HOUR}-1")
+    refused = start(invoke)
+    assert "5 events" in refused.stderr
+    told = re.search(r"clock was set back: .* left out; --until (\S+) includes them", refused.stderr)
+    assert told
+    assert "6 events" in start(invoke, "--until", told[1]).stderr
+    assert start(invoke, "--until", told[1], "--detach", "--yes").exit_code == 0
+    again = start(invoke, "--until", rfc3339(now + 2 * HOUR))
+    assert (again.exit_code, "--until is in the future" in again.stderr) == (2, True)
+    assert [count for _, _, count in actions(invoke)] == [6]
+
+
 def test_it_begins_once_and_is_named_by_status(invoke: Run, client: redis.Redis, now: int) -> None:
     since = rfc3339(now - 2 * HOUR)
     began = start(invoke, "--detach", "--yes", "--tenant", "acme", since=since)

@@ -50,7 +50,9 @@ def limited(server: Server, client: redis.Redis) -> Iterator[redis.Redis]:
 @pytest.mark.parametrize("handed_on", [False, True], ids=["call", "pcall"])
 def test_a_missing_right(limited: redis.Redis, script: str, handed_on: bool) -> None:
     script = f"return {script.replace('.call', '.pcall') if handed_on else script}"
-    assert judged(error_of(limited, script)) == [is_refused]
+    error = error_of(limited, script)
+    assert judged(error) == [is_refused]
+    assert not re.search("user_script|ACL failure in script", describe(error))
 
 
 @pytest.mark.parametrize("script", ["return redis.call('NOSUCH', 'x')", "return redis.pcall('NOSUCH', 'x')"])

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import SecretStr, ValidationInfo
 
-from sweeperd.config.commands import PREFIX
 from sweeperd.webhook_keys import PRIVATE, PUBLIC, SEED, SHARED
 
 #: The variable with the directory of a service's credentials, set by systemd, and the error when it is missing.
@@ -99,10 +98,8 @@ def clean_secret(text: str) -> str:
     would reject its signatures.
     """
     text = _strip(text)
-    if text.startswith(PREFIX):
-        raise ValueError(
-            f"{PREFIX} is only for the user, password and URL of Redis; use file:, env: or credential: here"
-        )
+    if text.startswith("exec:"):
+        raise ValueError("exec: is only for the user, password and URL of Redis; use file:, env: or credential: here")
     while len(text) > 1 and _QUOTES.get(text[0]) == text[-1]:
         text = _strip(text[1:-1])
     if known := re.match(rf"(?:v1a?,\s*)?({SHARED}|{PRIVATE})", text, re.IGNORECASE):

@@ -30,6 +30,9 @@ BINARIES = binaries()
 # If the tests run under nohup, the processes that they start would ignore a hang-up too.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+# A reader's own settings, in the clone or in /etc, are not the tests'. Their events would go to the reader's endpoints.
+os.environ["SWEEPERD_CONFIG"] = os.devnull
+
 # redis-py asks for it at each new connection, and searches the installed packages each time.
 redis.utils.get_lib_version = functools.cache(redis.utils.get_lib_version)
 

@@ -106,6 +106,7 @@ def test_the_preview_is_what_the_settings_of_the_readme_print(
         hold_seats(client, f"h{number}", 1 if number <= 96 else 2, 1_700_000_000_000 + number, show)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWEEPERD_REDIS__URL", server.url)
+    monkeypatch.delenv("SWEEPERD_CONFIG")
     command, *lines = code(HOW_TO / "check.md", "What would a sweep do?").splitlines()
     assert command == "$ sweeperd --once --dry-run"
     lines_printed = recorded([str(BIN / "sweeperd"), *command.split()[2:]])

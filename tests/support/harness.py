@@ -149,7 +149,8 @@ def eventually(condition: Callable[..., Any], limit: float = 60.0, pause: float 
 
 def environment(url: str = "", **settings: object) -> dict[str, str]:
     """
-    The environment of a sweeperd on this Redis. Settings are named as in the environment: `sweep__interval="100ms"`;
+    The environment of a sweeperd on this Redis, without the settings of whoever runs the tests. Settings are named as
+    in the environment: `sweep__interval="100ms"`;
     `endpoints` is the list of endpoints, `shards` that of shards, which then stand in the place of the URL.
     """
     ours = {
@@ -157,7 +158,7 @@ def environment(url: str = "", **settings: object) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("SWEEPERD_") and not name.lower().endswith("_proxy")
     }
-    ours |= {"SWEEPERD_REDIS__URL": url, "SWEEPERD_HTTP__LISTEN": "127.0.0.1:0"}
+    ours |= {"SWEEPERD_REDIS__URL": url, "SWEEPERD_HTTP__LISTEN": "127.0.0.1:0", "SWEEPERD_CONFIG": os.devnull}
     if "endpoints" in settings:
         ours["SWEEPERD_WEBHOOKS__ENDPOINTS"] = json.dumps(settings.pop("endpoints"))
     if "shards" in settings:

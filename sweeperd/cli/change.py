@@ -21,6 +21,7 @@ from sweeperd.cli.options import Decorator, yes_option
 from sweeperd.cli.output import printable, shortened
 from sweeperd.cli.shards import Run, on_shards, warn
 from sweeperd.ops.actions import Action, begin, record
+from sweeperd.store import scripts
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import Shard
 
@@ -63,6 +64,7 @@ class Change(Run):
         """
         found = self.each(find)
         if asked := question([what for _, what in found]):
+            scripts.read_all()
             self.output.confirm(asked, yes=self.yes)
         for shard, what in found:
             self._act(action, shard, work(shard, what), target(what), irreversible=irreversible)

@@ -36,6 +36,7 @@ from sweeperd.runtime.process import Role
 from sweeperd.runtime.reconciler import PeriodicReconciler
 from sweeperd.runtime.schedule import Incomplete, Outcome, Rules, Schedule, Tick
 from sweeperd.runtime.sweeps import KindSweep, kind_sweeps
+from sweeperd.store import scripts
 from sweeperd.store.errors import describe
 from sweeperd.store.shard import open_shards
 from sweeperd.sweep.configured import kinds_of
@@ -293,6 +294,7 @@ class Daemon:
 
     def start(self) -> None:
         """Start all threads. Raises RuntimeError if the system is out of threads; `stop` ends those that started."""
+        scripts.read_all()
         if self._role.delivers:
             for runner in self._runners:
                 runner.delivery.start()

@@ -46,6 +46,12 @@ def own_text(name: str) -> str:
     return importlib.resources.files("sweeperd").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
 
 
+def read_all() -> None:
+    """Read every script now, so that this process goes on with its own if another version is installed meanwhile."""
+    for name in (*script_names(), *script_names(INCLUDE)):
+        own_text(name)
+
+
 @functools.cache
 def source(name: str) -> str:
     """The text of `scripts/<name>.lua` with its includes expanded, as sent to the server."""

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime.daemon import Daemon
+from sweeperd.store.scripts import INCLUDE, own_text, script_names
 from sweeperd.sweep.index import IndexReader
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
@@ -44,6 +46,22 @@ def test_many_endpoints_on_one_shard_stop_neither_sweep_nor_delivery(server: Ser
             assert daemon.health() == (True, "ok")
         finally:
             assert daemon.stop(time.monotonic() + 60)
+
+
+def test_a_daemon_keeps_its_scripts_while_another_version_is_installed(
+    server: Server, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [*script_names(), *script_names(INCLUDE)]
+    own_text.cache_clear()
+    daemon = Daemon(Settings.model_validate({"redis": {"url": server.url}}))
+    daemon.start()
+    try:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("a script was read after the start"))
+        assert all(map(own_text, names))
+        reserve(client, ["one"])
+        eventually(lambda: client.xlen("sweeperd:events"))
+    finally:
+        assert daemon.stop(time.monotonic() + 60)
 
 
 def test_a_daemon_is_ready_as_soon_as_the_first_page_was_decided(

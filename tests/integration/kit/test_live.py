@@ -217,7 +217,8 @@ def test_a_terminal_shows_the_verdict_in_colour(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(hold, encoding="utf-8")
     (tmp_path / "samples.json").write_text(json.dumps({"samples": [HOLD]}, default=str), encoding="utf-8")
     line = [sys.executable, "-m", "sweeperd", "prove", "--kind", "seat-hold", "--samples", "samples.json"]
-    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    left_out = ("NO_COLOR", "SWEEPERD_CONFIG")
+    env = {name: value for name, value in os.environ.items() if name not in left_out} | {"TERM": "xterm"}
     ours, theirs = pty.openpty()
     try:
         ran = subprocess.run(line, cwd=tmp_path, env=env, stdout=theirs, stderr=subprocess.DEVNULL, check=False)

@@ -55,7 +55,7 @@ def moment(context: click.Context, parameter: click.Parameter, value: str | None
 def left_out(ahead_ms: int) -> str:
     """What a span up to now leaves out while ids are ahead of Redis's clock; `ahead_ms`: from `end_if_ahead`."""
     return (
-        "redis's clock was set back: events that seem later than now are left out; "
+        "Redis's clock was set back: events that seem later than now are left out; "
         f"--until {timestamp(ahead_ms)} includes them"
     )
 

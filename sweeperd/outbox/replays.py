@@ -58,10 +58,7 @@ def last_searched(shard: Shard, until_ms: int) -> bytes:
 
 
 def end_if_ahead(shard: Shard) -> int | None:
-    """
-    The end of a span that has the newest event, ms, if its id is ahead of Redis's clock, because the clock was set
-    back; None otherwise.
-    """
+    """Where a span that has the newest event ends, ms, if Redis's clock was set back and is behind it; else None."""
     newest = milliseconds(streams.last_id(shard.client, shard.keys.events))
     # The clock is read last: an event of this very moment is not ahead.
     return newest + 1 if newest > shard.read_clock() else None

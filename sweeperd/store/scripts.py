@@ -46,8 +46,9 @@ def own_text(name: str) -> str:
     return importlib.resources.files("sweeperd").joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
 
 
+@functools.cache
 def read_all() -> None:
-    """Read every script now, so that this process goes on with its own if another version is installed meanwhile."""
+    """Read every script once, so that this process keeps its own while another version is installed."""
     for name in (*script_names(), *script_names(INCLUDE)):
         own_text(name)
 

@@ -150,8 +150,8 @@ def eventually(condition: Callable[..., Any], limit: float = 60.0, pause: float 
 def environment(url: str = "", **settings: object) -> dict[str, str]:
     """
     The environment of a sweeperd on this Redis, without the settings of whoever runs the tests. Settings are named as
-    in the environment: `sweep__interval="100ms"`;
-    `endpoints` is the list of endpoints, `shards` that of shards, which then stand in the place of the URL.
+    in the environment: `sweep__interval="100ms"`; `endpoints` is the list of endpoints, `shards` that of shards, which
+    then stand in the place of the URL.
     """
     ours = {
         name: value

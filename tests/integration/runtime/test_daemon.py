@@ -10,7 +10,8 @@ import redis
 
 from sweeperd.config import Settings
 from sweeperd.runtime.daemon import Daemon
-from sweeperd.store.scripts import INCLUDE, own_text, script_names
+from sweeperd.store import scripts
+from sweeperd.store.scripts import INCLUDE, own_text, read_all, script_names
 from sweeperd.sweep.index import IndexReader
 from tests.support.harness import eventually, reserve
 from tests.support.receiver import Receiver
@@ -53,11 +54,15 @@ def test_a_daemon_keeps_its_scripts_while_another_version_is_installed(
 ) -> None:
     names = [*script_names(), *script_names(INCLUDE)]
     own_text.cache_clear()
+    read_all.cache_clear()
     daemon = Daemon(Settings.model_validate({"redis": {"url": server.url}}))
     daemon.start()
     try:
         monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("a script was read after the start"))
         assert all(map(own_text, names))
+        with monkeypatch.context() as gone:  # a reload in the midst of the installation
+            gone.setattr(scripts, "script_names", lambda *_: pytest.fail("the scripts were looked for again"))
+            read_all()
         reserve(client, ["one"])
         eventually(lambda: client.xlen("sweeperd:events"))
     finally:

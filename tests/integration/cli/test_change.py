@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sweeperd.cli.output import Output
 from sweeperd.ops.reconcile.walk import mend
 from sweeperd.outbox import Outbox
 from sweeperd.store import Shard
+from sweeperd.store.scripts import Script, own_text, read_all, source
 from tests.integration.cli.conftest import Run, expire, give_up
 from tests.support.harness import reserve
 from tests.support.kind_settings import SEAT_HOLD
@@ -24,6 +26,21 @@ def places(server: Server, *names: str) -> list[dict[str, Any]]:
     """Shards of the test's server, and one that is down if it has this name."""
     down = f"redis://127.0.0.1:{free_port()}"
     return [{"name": name, "url": down if name == "down" else server.url, "prefix": f"{name}:"} for name in names]
+
+
+def test_another_version_is_installed_while_the_question_waits(
+    invoke: Run, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for read in (own_text, source, read_all):
+        read.cache_clear()
+
+    def installed(*_: object, **__: object) -> None:
+        monkeypatch.setattr(Path, "read_text", lambda *_, **__: pytest.fail("a script was read after the question"))
+
+    monkeypatch.setattr(Output, "confirm", installed)
+    monkeypatch.setattr(Script, "source", property(lambda self: source(self.name)))
+    assert invoke("endpoints", "pause", "billing", endpoints=ENDPOINTS).exit_code == 0
+    assert client.hexists("sweeperd:endpoints", "billing")
 
 
 @pytest.mark.parametrize(("verb", "done"), [("replay", "replayed"), ("drop", "dropped")])

@@ -54,6 +54,8 @@ def test_what_is_held_ends_a_run_with_1_and_shows_in_the_status(held: Held) -> N
     shown = held.run("show", "h0", "--kind", "seat-hold", "--json").document["shards"][0]["sweep"]
     assert (shown["outcome"], shown["writes"]) == ("held", [])
     assert BECAUSE in shown["why"]
+    assert held.client.hset("sweeperd:ticks:seat-hold", "held", "x") == 0, "the field is there"
+    assert held.status()["held"] == 0, "what cannot be read counts for none"
 
 
 def test_an_operator_accepts_the_settings(held: Held) -> None:

@@ -8,7 +8,7 @@ import redis
 from sweeperd.context import DEFAULT_TIMING, Timing
 from sweeperd.delivery.circuit import FAILURES_TO_OPEN, CircuitBreaker
 from sweeperd.ops import endpoints
-from sweeperd.outbox import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate
+from sweeperd.outbox import CircuitNote, CircuitState, CircuitStateStore, DeliveryRate, is_waiting
 from sweeperd.store import Shard
 from tests.support.builders import StillClock
 from tests.support.deliveries import Deliver, expire
@@ -163,13 +163,15 @@ def test_an_operator_closes_it_and_makes_events_due_on_all_processes(
         expire(client, *map(str, range(40)))
         both = [first.dispatcher.lanes[0].circuit, second.dispatcher.lanes[0].circuit]
         eventually(lambda: all(circuit.open for circuit in both))
+        # A request still in flight would get the new answer, and close the circuit of its process.
+        eventually(lambda: all(is_waiting(owner) for owner, _, _ in first.pending().values()))
         # Each process publishes that a moment later.
         eventually(lambda: CircuitStateStore(shard).read("hook").open_on == 2)
+        parked = len(first.pending())
         receiver.behaviour = lambda *_: Answer()
         resumed = endpoints.resume(shard, "hook")
         assert not resumed.was_resting
-        assert resumed.was_open_on == 2
-        assert 0 < resumed.due <= 40, "what was in flight a moment ago may not be parked yet"
+        assert (resumed.was_open_on, resumed.due) == (2, parked)
         eventually(lambda: first.attempts("delivered") + second.attempts("delivered") == 40, limit=40)
         eventually(lambda: not first.pending())
 

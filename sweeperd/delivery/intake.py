@@ -11,7 +11,7 @@ from sweeperd.delivery.scan import DueScan, OrderedScan, ProbeChooser
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.outbox import PARKED, PARKED_ALONE, OutboxEntry
-from sweeperd.store.operations import Operation
+from sweeperd.store.operations import Operation, ask
 
 log = logging.getLogger(__name__)
 
@@ -250,6 +250,9 @@ class Intake:
         lane, outbox = self.lane, self.lane.outbox
         lane.in_flight.learn(entries)
         entries = [entry for entry in entries if entry.id not in lane.in_flight]
+        if entries and not (yield from self._has_group()):
+            yield from outbox.release.part(lane.group, entries)
+            return 0
         gone: list[OutboxEntry] = []
         wanted: list[OutboxEntry] = []
         unwanted: list[OutboxEntry] = []
@@ -279,6 +282,17 @@ class Intake:
         if unwanted:
             yield from outbox.acknowledge_unwanted.part(lane.subscription, unwanted)
         return len(wanted) - len(held) if probe else len(wanted)
+
+    def _has_group(self) -> Operation[bool]:
+        """Whether the group is still this lane's. If a later replay has it, the lane stops: what it took is not its."""
+        lane = self.lane
+        if lane.live:
+            return True
+        note = yield from ask("HGET", lane.shard.keys.groups, lane.group)
+        if lane.subscription.has_group(note):
+            return True
+        lane.stop.set()
+        return False
 
     def _release(self, entries: Sequence[OutboxEntry]) -> Operation[None]:
         """Park these events, which are due at once."""

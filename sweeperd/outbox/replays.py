@@ -203,11 +203,17 @@ class ReplaySubscription(Subscription):
         self.start = note.start
         self._last = StreamId.parse(note.last)
         self._span = note.span
+        self._made_at = note.made_at
         self.gets_all, self.selects = False, None  # the span selects each event
 
     def takes(self, stream_id: bytes, fields: Fields, by: EventFilter | None = None, /) -> bool:
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
         return in_span and not self.is_subject(fields) and (by or self._filter).matches(fields)
+
+    def has_group(self, note: bytes | None, /) -> bool:
+        """False if this replay has ended: the group, if it is there, is that of a later replay."""
+        found = None if note is None else ReplayNote.parse(note)
+        return found is not None and found.made_at == self._made_at
 
 
 def time_of(entry: bytes, fields: Fields) -> int:

@@ -414,6 +414,27 @@ def test_a_replay_goes_on_until_a_later_one_has_begun(shard: Shard, client: redi
     assert resting.dispatcher._replays._running["hook"].note == later
 
 
+def test_a_process_that_missed_the_end_of_a_replay_leaves_the_next_one_whole(
+    shard: Shard, client: redis.Redis, deliver: Deliver
+) -> None:
+    """Both have the same group, and this process would judge the events of the later one by the earlier span."""
+    now = server_time(client)
+    (early,) = add(client, now - 3 * HOUR, 1, "early")
+    (late,), (other,) = add(client, now - HOUR, 1, "late"), add(client, now - HOUR + 1, 1, "other", tenant="globex")
+    with Receiver() as receiver, deliver(receiver.url, timing=Timing(block=0.1, refresh_every=0.1)) as delivery:
+        note = begin(shard, now - 2 * HOUR, now)
+        delivery.dispatcher.refresh_replays()
+        (lane,) = delivery.dispatcher._replays.lanes
+        eventually(lambda: ReplayStore(shard).end(note))
+        assert seen(receiver) == {late: 1, other: 1}
+        again = begin(shard, now - 4 * HOUR, now, tenant="acme")
+        eventually(lambda: ReplayStore(shard).exhausted(again))
+        eventually(lane.stop.is_set)
+        with refreshed(delivery):
+            eventually(lambda: ended(client))
+        assert seen(receiver) == {early: 1, late: 2, other: 1}
+
+
 def test_a_stop_without_redis_ends_what_replays(own_server: Server, own_shard: Shard) -> None:
     client = own_shard.client
     now = server_time(client)

@@ -11,6 +11,7 @@ from sweeperd.delivery.scan import DueScan, OrderedScan, ProbeChooser
 from sweeperd.errors import RedisUnavailable
 from sweeperd.logs import Outage
 from sweeperd.outbox import PARKED, PARKED_ALONE, OutboxEntry
+from sweeperd.outbox.replays import ReplaySubscription
 from sweeperd.store.operations import Operation, ask
 
 log = logging.getLogger(__name__)
@@ -245,13 +246,14 @@ class Intake:
         Queue the wanted events for the senders, and acknowledge the unwanted ones. `in_order`: as in `BatchQueue.put`.
         Returns how many events are wanted. If there is no room for all of them, or if the settings ask for replicas and
         too few have the events, release events for later; in the second case raise RedisUnavailable. An event that is
-        in hand already is left out: if a group is lost and made again, the group gives some events anew.
+        in hand already is left out: if a group is lost and made again, the group gives some events anew. Events of the
+        next replay are released.
         """
         lane, outbox = self.lane, self.lane.outbox
         lane.in_flight.learn(entries)
         entries = [entry for entry in entries if entry.id not in lane.in_flight]
-        if entries and not (yield from self._has_group()):
-            yield from outbox.release.part(lane.group, entries)
+        if entries and (yield from self._replaced()):
+            yield from self._release(entries)
             return 0
         gone: list[OutboxEntry] = []
         wanted: list[OutboxEntry] = []
@@ -283,16 +285,18 @@ class Intake:
             yield from outbox.acknowledge_unwanted.part(lane.subscription, unwanted)
         return len(wanted) - len(held) if probe else len(wanted)
 
-    def _has_group(self) -> Operation[bool]:
-        """Whether the group is still this lane's. If a later replay has it, the lane stops: what it took is not its."""
-        lane = self.lane
-        if lane.live:
-            return True
-        note = yield from ask("HGET", lane.shard.keys.groups, lane.group)
-        if lane.subscription.has_group(note):
-            return True
+    def _replaced(self) -> Operation[bool]:
+        """
+        Whether the lane is that of a replay that has ended elsewhere. Then the group may be that of the next replay,
+        which wants other events, so the lane stops.
+        """
+        lane, subscription = self.lane, self.lane.subscription
+        if not isinstance(subscription, ReplaySubscription):
+            return False
+        if subscription.goes_on((yield from ask("HGET", lane.shard.keys.groups, lane.group))):
+            return False
         lane.stop.set()
-        return False
+        return True
 
     def _release(self, entries: Sequence[OutboxEntry]) -> Operation[None]:
         """Park these events, which are due at once."""
@@ -325,7 +329,7 @@ class Intake:
         """
         lane = self.lane
         before_ms = lane.redelivery.oldest_ms(lane.shard.clock.now_ms())
-        if not before_ms or not lane.circuit.failed_lately:
+        if not before_ms or not lane.circuit.failed_lately or (yield from self._replaced()):
             return False
         group, outbox, untried_too = lane.group, lane.outbox, not lane.circuit.rests_on_one_event
         most = self.most

@@ -210,10 +210,13 @@ class ReplaySubscription(Subscription):
         in_span = StreamId.parse(stream_id) <= self._last and self._span.matches(stream_id, fields)
         return in_span and not self.is_subject(fields) and (by or self._filter).matches(fields)
 
-    def has_group(self, note: bytes | None, /) -> bool:
-        """False if this replay has ended: the group, if it is there, is that of a later replay."""
-        found = None if note is None else ReplayNote.parse(note)
-        return found is not None and found.made_at == self._made_at
+    def goes_on(self, noted: bytes | None) -> bool:
+        """
+        Whether the group is still that of this replay. `noted`: the note of the group as read from Redis. The next
+        replay to this endpoint has a group of the same name.
+        """
+        note = ReplayNote.parse(noted) if noted else None
+        return note is not None and note.made_at == self._made_at
 
 
 def time_of(entry: bytes, fields: Fields) -> int:

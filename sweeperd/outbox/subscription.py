@@ -85,10 +85,6 @@ class Subscription:
             return decode(fields[ONLY_FOR]) == self.group
         return not self.is_subject(fields) and (by or self._filter).matches(fields)
 
-    def has_group(self, _note: bytes | None, /) -> bool:
-        """Whether the group is still this subscription's, by the note of the group as read from Redis."""
-        return True
-
     def is_subject(self, fields: Fields) -> bool:
         """Whether the event says that this very endpoint fails or has recovered: it is not sent to the endpoint."""
         return fields.get(b"id") == self.endpoint.encode() and event_type(fields) in _ABOUT_ONE

@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from sweeperd import progress
-from sweeperd.config import Settings
+from sweeperd.config import EndpointSettings, Settings
 from sweeperd.context import DEFAULT_TIMING, ShardContext, Timing
 from sweeperd.delivery import reader
 from sweeperd.delivery.ahead import FEW, Page
@@ -38,6 +38,7 @@ from sweeperd.outbox import (
     OutboxEntry,
     Replication,
 )
+from sweeperd.outbox.replays import ReplayNote, ReplaySubscription
 from sweeperd.store import Shard
 from sweeperd.store.lease import Lease
 from sweeperd.store.operations import Bound, Operation, run
@@ -49,6 +50,7 @@ from tests.support.streams import entries
 
 HOUR_MS = 3_600_000
 DEAD_LETTERS = "sweeperd:dead-letters"
+HOOK = EndpointSettings.model_validate({"name": "hook", "url": "http://hook.example.com/"})
 
 
 class Turns(threading.Event):
@@ -1255,6 +1257,22 @@ def test_what_is_too_old_is_given_up_on_while_the_circuit_is_open(
     letters = [fields[b"attempts"] for _, fields in entries(client, DEAD_LETTERS)]
     assert letters == [b"2" if taken else b"0"] * 2, "no delivery is counted that was none"
     assert list(reader.pending) == (young if taken else [])
+
+
+def test_nothing_of_the_next_replay_is_given_up_on(client: redis.Redis, make_reader: MakeReader, at_noon: int) -> None:
+    """The age of its events counts from its own begin."""
+    reader = make_reader()
+    old = add(client, at_noon - HOUR_MS - 2, "old")
+    parked(client, *old)
+    replay = ReplayNote(endpoint="hook", since_ms=0, until_ms=at_noon, first="1-0", last=old[0].decode(), events=1)
+    reader.lane.subscription = ReplaySubscription(HOOK, replay)
+    reader.lane.subscription.group = "hook"
+    client.hset("sweeperd:groups", "hook", replay.model_copy(update={"made_at": at_noon}).model_dump_json())
+    reader.open_circuit(b"1-1", b"1-2")
+    reader.steps(3)
+    assert reader.lane.stop.is_set()
+    assert reader.given_up == []
+    assert list(reader.pending) == old
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -433,6 +433,7 @@ def test_a_process_that_missed_the_end_of_a_replay_leaves_the_next_one_whole(
         with refreshed(delivery):
             eventually(lambda: ended(client))
         assert seen(receiver) == {early: 1, late: 2, other: 1}
+        assert delivery.attempts("delivered") == 4
 
 
 def test_a_stop_without_redis_ends_what_replays(own_server: Server, own_shard: Shard) -> None:

@@ -87,6 +87,23 @@ def refreshed(*deliveries: Delivery) -> Iterator[None]:
         thread.join()
 
 
+@contextlib.contextmanager
+def held(delivery: Delivery) -> Iterator[None]:
+    """While the block lasts, nothing is read."""
+    reached, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        reached.set()
+        over.wait(10)
+
+    delivery.dispatcher._engine.between_rounds(hold)
+    assert reached.wait(10)
+    try:
+        yield
+    finally:
+        over.set()
+
+
 def test_exactly_the_events_of_the_span_come_again(shard: Shard, client: redis.Redis, deliver: Deliver) -> None:
     """By their time, not by their id; with the same webhook-id; and a replay that has ended leaves no mark."""
     now = server_time(client)
@@ -423,18 +440,13 @@ def test_a_process_that_missed_the_end_of_a_replay_leaves_the_next_one_whole(
     (late,), (other,) = add(client, now - HOUR, 1, "late"), add(client, now - HOUR + 1, 1, "other", tenant="globex")
     with Receiver() as receiver, deliver(receiver.url, timing=Timing(block=0.1, refresh_every=0.1)) as delivery:
         note = begin(shard, now - 2 * HOUR, now)
-        delivery.dispatcher.refresh_replays()
+        with held(delivery):
+            delivery.dispatcher.refresh_replays()
         (lane,) = delivery.dispatcher._replays.lanes
-        begun = threading.Event()
 
-        def replace() -> None:
-            if ReplayStore(shard).end(note):
-                begin(shard, now - 4 * HOUR, now, tenant="acme")
-                begun.set()
-
-        def replaced() -> bool:
-            delivery.dispatcher._engine.between_rounds(replace)  # so the lane never finds that there is no group
-            return begun.wait(0.1)
+        def replaced() -> ReplayNote | None:
+            with held(delivery):  # the lane never finds that there is no group
+                return begin(shard, now - 4 * HOUR, now, tenant="acme") if ReplayStore(shard).end(note) else None
 
         eventually(replaced)
         eventually(lane.stop.is_set)

@@ -210,6 +210,8 @@ def lost(lab: Lab, system: System, count: int, program: str) -> tuple[int, int]:
             eventually(lambda: receiver.tally()["held"] >= CONCURRENCY // 2, LIMIT)
             held = int(receiver.tally()["held"])
             worker.kill()
+        # Or it might answer requests of the dead, and count what nobody was told as accepted.
+        eventually(lambda: not receiver.tally()["held"], LIMIT)
         receiver.tell("release")
         with system.work(server, receiver.url):
             deadline = time.monotonic() + TAKEN_UP

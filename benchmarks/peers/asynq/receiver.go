@@ -94,6 +94,9 @@ func (receiver *receiver) hook(answer http.ResponseWriter, request *http.Request
 		select {
 		case <-held:
 		case <-request.Context().Done(): // the sender has died: nothing was accepted
+			receiver.mutex.Lock()
+			defer receiver.mutex.Unlock()
+			receiver.holds--
 			return
 		}
 	}

@@ -587,6 +587,7 @@ def test_many_endpoints_with_a_filter_get_what_they_want_and_read_little_else(
             for turn, number in itertools.product(range(15), range(200)):
                 pipeline.xadd(EVENTS, {"id": f"{turn}-{number}", "tenant": f"e{number}"})
             last = pipeline.execute()[-1]
+        client.config_resetstat()
         with running(shard, [each | {"start": "beginning"} for each in filters]):
 
             def done() -> bool:

@@ -91,12 +91,16 @@ func (receiver *receiver) hook(answer http.ResponseWriter, request *http.Request
 	}
 	receiver.mutex.Unlock()
 	if held != nil {
+		dead := false
 		select {
 		case <-held:
-		case <-request.Context().Done(): // the sender has died: nothing was accepted
-			receiver.mutex.Lock()
-			defer receiver.mutex.Unlock()
-			receiver.holds--
+		case <-request.Context().Done():
+			dead = true
+		}
+		receiver.mutex.Lock()
+		receiver.holds--
+		receiver.mutex.Unlock()
+		if dead { // nothing was accepted
 			return
 		}
 	}
